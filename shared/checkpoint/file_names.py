@@ -11,7 +11,11 @@ from pathlib import Path, PurePath
 from outrider.shared.errors import ConfigError
 
 # The first kind that a folder has is read. The file of an undivided checkpoint, and the files of any other.
-_KINDS = (("model.safetensors", "*.safetensors"), ("pytorch_model.bin", "pytorch_model*.bin"))
+_KINDS = (
+    ("model.safetensors", "*.safetensors"),
+    ("pytorch_model.bin", "pytorch_model*.bin"),
+    ("medusa_lm_head.pt", "medusa_lm_head.pt"),  # the original Medusa's
+)
 # File in a folder made for a GGUF file; names the links to its parts.
 GGUF_PARTS = "gguf_parts.json"
 # The config of a checkpoint in Mistral's own layout, whose weights are consolidated*.safetensors.

@@ -38,6 +38,7 @@ _WEIGHTS = (
     ("model*.safetensors", "model.safetensors.index.json"),
     ("*.safetensors", "*.safetensors.index.json"),
     ("pytorch_model*.bin", "pytorch_model.bin.index.json"),
+    ("medusa_lm_head.pt",),
 )
 # Mistral's own layout; read where a repository has no config.json, else a copy.
 _NATIVE = "consolidated*"
