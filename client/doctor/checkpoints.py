@@ -93,7 +93,7 @@ def _weights(folder: Path) -> int:
 
 
 def _other(path: Path) -> int:
-    """Size in bytes. Raises Damaged when a pickle is neither archive nor pickle, as after an aborted download."""
+    """Size in bytes. Raises Damaged when it is neither archive nor pickle, as after an aborted download."""
     try:
         with path.open("rb") as file:
             is_pickle = file.read(1) == b"\x80"
