@@ -147,9 +147,9 @@ async def _asked(served: Serving, row: Row, *, has_tools: bool) -> Row:
     same = _tokens(on) == _tokens(off)
     call = None
     if has_tools:
-        # The penalty ends the spaces that random weights may write between JSON's tokens.
-        forced = {**body, "tools": [_TOOL], "tool_choice": "required", "ignore_eos": False, "frequency_penalty": 2.0}
-        with_drafts, without = await _both(served, forced)
+        # Room for what random weights think first; the penalty ends spaces between the tokens of JSON.
+        forced = {**body, "tools": [_TOOL], "tool_choice": "required", "ignore_eos": False}
+        with_drafts, without = await _both(served, forced | {"max_tokens": 600, "frequency_penalty": 2.0})
         same = same and _tokens(with_drafts) == _tokens(without)
         calls = with_drafts["choices"][0]["message"].get("tool_calls") or []
         said = [(each["function"]["name"], json.loads(each["function"]["arguments"])) for each in calls[:1]]
