@@ -85,6 +85,7 @@ IGNORED = by_option(
         "the gRPC server always runs, at --grpc-port": "--grpc",
         "the environment is always checked": "--fail-on-environ-validation",
         "text is generated": "--task --runner --convert",
+        "the first of the target's MTP layers drafts all tokens": "--hf-overrides",
     }
 )
 REFUSED = by_option(
@@ -158,6 +159,7 @@ _ONLY = {
     "--spec-decoding-acceptance-method": "rejection_sampler",
     # No image, no video: 0, image=0, {"image": 0, "video": 0}.
     "--limit-mm-per-prompt": r"""[{\s]*(["\w]+\s*[:=]\s*)?0([,\s]+["\w]+\s*[:=]\s*0)*[}\s]*""",
+    "--hf-overrides": r"""{\s*"num_nextn_predict_layers"\s*:\s*[1-9]\d?\s*}""",
     "--structured-outputs-config": r"""[a-z-]+|{\s*"backend"\s*:\s*"[a-z-]+"\s*}""",
 }
 VLLM = OptionTable(

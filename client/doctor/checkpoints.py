@@ -107,11 +107,11 @@ def _weights(folder: Path) -> int:
 
 
 def _other(path: Path) -> int:
-    """Size in bytes. Raises Damaged when a .bin file is neither archive nor pickle, as after an aborted download."""
+    """Size in bytes. Raises Damaged when it is neither archive nor pickle, as after an aborted download."""
     try:
         with path.open("rb") as file:
             is_pickle = file.read(1) == b"\x80"
-        if path.suffix == ".bin" and not is_pickle and not zipfile.is_zipfile(path):
+        if path.suffix in (".bin", ".pt") and not is_pickle and not zipfile.is_zipfile(path):
             raise Damaged(f"{path} is truncated, or not a file of PyTorch's")
         return path.stat().st_size
     except OSError as error:

@@ -1,7 +1,7 @@
 """Folders of the models that a stack is given by name, before anything is started.
 
-A Hub id is downloaded (shared/checkpoint/hub.py). GGUF files, and checkpoints with an older tokenizer, get a folder,
-made by a process that has torch. Not here: what is in that folder (engine/model).
+A Hub id is downloaded (shared/checkpoint/hub.py). GGUF files, checkpoints with an older tokenizer, and heads in
+Mistral's layout get a folder, made by a process that has torch. Not here: what is in that folder (engine/model).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from outrider.client.stack.commands import StackSettings
 from outrider.client.stack.processes import Progress
 from outrider.shared.checkpoint.architectures import require_served_architecture
-from outrider.shared.checkpoint.file_names import older_tokenizer
+from outrider.shared.checkpoint.file_names import native_weights, older_tokenizer
 from outrider.shared.checkpoint.hub import hub_id, is_here, local_checkpoint, parse_hub_name
 from outrider.shared.checkpoint.quantization import read_quantization, require_readable
 from outrider.shared.errors import ConfigError
@@ -54,6 +54,9 @@ def checkpoint_folder(name: str, option: str, progress: Progress) -> str:
         if not _is_gguf(Path(path)):
             raise ConfigError(f"{option}: {path} is no GGUF file: it does not begin with GGUF")
         progress(f"reading {path}")
+        path = _made_folder(path, option)
+    elif native_weights(Path(path)):
+        progress(f"converting {path} to the layout of transformers")
         path = _made_folder(path, option)
     elif older := older_tokenizer(Path(path)):
         progress(f"converting {' and '.join(older)} of {path} to tokenizer.json")

@@ -1,7 +1,8 @@
 """EAGLE-1 and EAGLE-2 checkpoints (yuhuili/EAGLE-*), which share one format.
 
 They have a plain Llama config; `fc`, `layers.*`, and usually the target's embedding; no norm before the first or after
-the last layer, and no output head. Not here: EAGLE-3 (eagle3.py), the head itself (drafting.heads.eagle).
+the last layer, which Mistral's heads have, and no output head. Not here: EAGLE-3 (eagle3.py), the head itself
+(drafting.heads.eagle), Mistral's own layout (engine/model/mistral_folder.py).
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ def load_eagle(
         fc_bias="fc.bias" in table,
         has_embedding=not shares_embedding,
         has_lm_head=has_lm_head,
+        has_norms="norm.weight" in table,
     )
     head = build_on_meta(
         table,

@@ -28,14 +28,16 @@ class MtpFamily:
     """A family's naming of its MTP layer's tensors.
 
     names: prefix of a tensor's name in the head -> in the file; {n}: the target's num_hidden_layers, {last}: the number
-    of the MTP layer's last block. layer: settings with which a one-layer model is the MTP layer; blocks: the key of the
-    target's config that says of which blocks, where there are several. unused: prefixes of names that the file may have
-    in addition. embedding, norm: transformers' names. is_written: export_mtp can write it. All families concatenate
-    embedding and feature in this order.
+    of the MTP layer's last block. layer: settings with which a one-layer model is the MTP layer; firsts: settings that
+    are the first entry of this list of the target's config, if it has one; blocks: the key of the target's config that
+    says of which blocks, where there are several. unused: prefixes of names that the file may have in addition.
+    embedding, norm: transformers' names. is_written: export_mtp can write it. All families concatenate embedding and
+    feature in this order.
     """
 
     names: Mapping[str, str]
     layer: Mapping[str, Any] = field(default_factory=dict)
+    firsts: Mapping[str, str] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
     blocks: str = ""
     embedding: str = EMBEDDING
@@ -75,12 +77,28 @@ _NEMOTRON = {
     "model.norm_f.": "mtp.layers.{last}.final_layernorm.",
     "model.layers.": "mtp.layers.",
 }
+_MIMO = {
+    "embedding_norm.": "model.mtp.layers.0.enorm.",
+    "hidden_norm.": "model.mtp.layers.0.hnorm.",
+    "fc.": "model.mtp.layers.0.eh_proj.",
+    NORM: "model.mtp.layers.0.final_layernorm.",
+    "model.layers.0.post_attention_layernorm.": "model.mtp.layers.0.pre_mlp_layernorm.",
+    "model.layers.0.": "model.mtp.layers.0.",
+}
+_STEP = _after_layers("transformer.shared_head.norm") | {LM_HEAD: "model.layers.{n}.transformer.shared_head.output."}
 _BLOCKS = frozenset({"full_attention", "moe", "mlp"})
 _FULL_ATTENTION = {"layer_types": ["full_attention"]}
+_DENSE = {"mlp_layer_types": ["dense"]}
 # Maps the model_type of the text model's config, like MTP_NAMES.
 FAMILIES = {
     "deepseek_v3": MtpFamily(_DEEPSEEK, {"first_k_dense_replace": 0}),
     "ernie4_5_moe": MtpFamily(_ERNIE, {"moe_layer_start_index": 1, "moe_layer_end_index": 1}),  # a dense layer
+    "exaone_moe": MtpFamily(
+        _QWEN,
+        _FULL_ATTENTION | _DENSE,
+        firsts={"layer_types": "mtp_layer_types"},
+        is_written=False,  # sliding attention is not trained
+    ),
     "glm4_moe": MtpFamily(_DEEPSEEK, {"first_k_dense_replace": 0}),
     "glm4_moe_lite": MtpFamily(_DEEPSEEK, {"mlp_layer_types": ["sparse"]}),
     "glm_ocr_text": MtpFamily(
@@ -90,6 +108,11 @@ FAMILIES = {
     # Its own output head is unused: like the model's reference, the target's is used.
     "hy_v3": MtpFamily(
         _after_layers("final_layernorm"), {"mlp_layer_types": ["sparse"]}, unused=("model.layers.{n}.shared_head.",)
+    ),
+    "mimo_v2_flash": MtpFamily(
+        _MIMO,
+        {"layer_types": ["sliding_attention"]} | _DENSE,
+        is_written=False,  # sliding attention is not trained
     ),
     "nemotron_h": MtpFamily(
         _NEMOTRON,
@@ -101,6 +124,12 @@ FAMILIES = {
     "qwen3_5_moe_text": MtpFamily(_QWEN, _FULL_ATTENTION),
     "qwen3_5_text": MtpFamily(_QWEN, _FULL_ATTENTION),
     "qwen3_next": MtpFamily(_QWEN, _FULL_ATTENTION | {"mlp_only_layers": [], "decoder_sparse_step": 1}),
+    "step3p5": MtpFamily(
+        _STEP,
+        {"swiglu_limits": None, "swiglu_limits_shared": None, "num_nextn_predict_layers": 0, "pad_token_id": 0},
+        firsts={"layer_types": "mtp_layer_types", "mlp_layer_types": "mtp_mlp_layer_types"},
+        is_written=False,  # its settings are nested
+    ),
 }
 
 
@@ -190,6 +219,11 @@ def _one_layer(folder: Path, config: Any, family: MtpFamily) -> Any:
             raise CheckpointRefused(folder, cause)
         edited.layer_types = list(blocks)
     settings = {"num_hidden_layers": 1, "vocab_size": 1, "pad_token_id": None, "tie_word_embeddings": False}
-    for name, value in (settings | dict(family.layer)).items():
+    firsts = {name: found[:1] for name, key in family.firsts.items() if (found := getattr(config, key, None))}
+    for name, value in (settings | dict(family.layer) | firsts).items():
         setattr(edited, name, value)
+    heads = getattr(config, "num_sliding_attention_heads", None)
+    if heads is not None:  # Step's, which also lists them by layer
+        is_sliding = edited.layer_types == ["sliding_attention"]
+        edited.per_layer_config = {0: {"num_attention_heads": heads}} if is_sliding else None
     return edited

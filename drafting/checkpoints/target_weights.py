@@ -67,7 +67,8 @@ def load_target_weights(path: str | Path, dtype: torch.dtype | None = None) -> T
     folder = Path(path)
     table = TensorTable.read(folder)
     with refusing(folder, "reading its config"):
-        config = read_config(str(folder)).get_text_config()
+        whole = read_config(str(folder))
+    config = whole.get_text_config()
     vocab_size = _size(folder, config, "vocab_size")
     hidden_size = _size(folder, config, "hidden_size")
     num_layers = _size(folder, config, "num_hidden_layers")
@@ -77,8 +78,10 @@ def load_target_weights(path: str | Path, dtype: torch.dtype | None = None) -> T
         raise _not_found(table, "input embedding", EMBEDDING_SUFFIXES)
     embedding = lm_head = _read(table, name, wanted, dtype)
     extra = _lm_head_extra(config)
-    if not getattr(config, "tie_word_embeddings", False):
-        name = _find(table, LM_HEAD_SUFFIXES, num_layers)
+    name = _find(table, LM_HEAD_SUFFIXES, num_layers)
+    # As engine/model/text_part: a wrapper may tie them in either config, and have a head all the same.
+    is_tied = any(getattr(part, "tie_word_embeddings", False) for part in (whole, config))
+    if not is_tied or (name is not None and whole is not config):
         if name is None:
             raise _not_found(table, "output head (its config ties no embeddings)", LM_HEAD_SUFFIXES)
         lm_head = _read(table, name, wanted, dtype)

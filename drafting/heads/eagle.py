@@ -1,8 +1,9 @@
 """The EAGLE-1 head, also used by EAGLE-2 (Li et al. 2024, arXiv:2401.15077; trees: arXiv:2406.16858).
 
     next_feature_t = layers(fc([embedding(token_{t+1}); feature_t])),   logits of token t + 2 = lm_head(next_feature_t)
-The feature is the target's last hidden state after the final norm, the input of its output head. There is no norm
-before the first layer or after the last one. Not here: EAGLE-3 (eagle3.py), checkpoints, drafting (drafting.methods).
+The feature is the target's last hidden state after the final norm, the input of its output head. Only Mistral's heads
+have a norm before the first layer and after the last one. Not here: EAGLE-3 (eagle3.py), checkpoints, drafting
+(drafting.methods).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from outrider.drafting.heads.decoder import DecoderConfig, Float32RotaryEmbedding, build_layer, causal_mask
+from outrider.drafting.heads.decoder import DecoderConfig, Float32RotaryEmbedding, build_layer, causal_mask, rms_norm
 from outrider.drafting.heads.errors import require_positive
 from outrider.drafting.heads.frozen import build_embedding, build_lm_head
 from outrider.drafting.heads.last_state import LastStateHead
@@ -28,6 +29,7 @@ class EagleConfig:
     fc_bias: bool = True  # the reference's default
     has_embedding: bool = False  # an embedding of its own instead of the target's
     has_lm_head: bool = False  # an output head of its own instead of the target's
+    has_norms: bool = False  # a norm before the first layer and one after the last
 
     def __post_init__(self) -> None:
         require_positive("eagle", num_target_layers=self.num_target_layers)
@@ -36,7 +38,8 @@ class EagleConfig:
 class EagleHead(LastStateHead):
     """The EAGLE-1 head.
 
-    State dict: `fc.{weight,bias}`, `layers.{i}.*`, and the head's own `embed_tokens.weight` and `lm_head.weight`.
+    State dict: `fc.{weight,bias}`, `layers.{i}.*`, and the head's own `embed_tokens.weight`, `lm_head.weight` and
+    `norm.weight`.
 
     embedding, lm_head: the target's, [vocab_size, hidden_size] each. If the config gives the head none of its own, they
     are used frozen and outside the state dict; else they initialise its own.
@@ -64,7 +67,11 @@ class EagleHead(LastStateHead):
         self.layers = nn.ModuleList(
             [build_layer(decoder, self.hf_config, index) for index in range(decoder.num_hidden_layers)]
         )
-        self.layers[0].input_layernorm = nn.Identity()
+        self.norm: nn.Module = nn.Identity()
+        if config.has_norms:
+            self.norm = rms_norm(decoder.hidden_size, decoder.rms_norm_eps)
+        else:
+            self.layers[0].input_layernorm = nn.Identity()
         self.rotary_emb = Float32RotaryEmbedding(self.hf_config)
         self.lm_head = build_lm_head("eagle", shape, has_own=config.has_lm_head, target=lm_head)
 
@@ -94,7 +101,7 @@ class EagleHead(LastStateHead):
                 position_embeddings=position_embeddings,
                 **attention_kwargs,
             )
-        return hidden_states
+        return self.norm(hidden_states)  # type: ignore[no-any-return]
 
     def logits(self, features: torch.Tensor) -> torch.Tensor:
         """Maps features [..., H] from forward -> logits [..., V] of the token after the next."""

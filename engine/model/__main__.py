@@ -1,7 +1,7 @@
 """`python -m outrider.engine.model NAME`: prints the checkpoint folder that the services read for a model's name.
 
-It is made if need be: for a GGUF file, and for a tokenizer in an older form than tokenizer.json. Exit code 2: the model
-is refused.
+It is made if need be: for a GGUF file, a tokenizer in an older form than tokenizer.json, a head in Mistral's layout.
+Exit code 2: the model is refused.
 """
 
 from __future__ import annotations

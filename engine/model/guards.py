@@ -39,7 +39,9 @@ _PROBE_NUM_TOKENS = 3
 # Kinds of layers, as in config.json.
 _SIZES_IN_CONFIG = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
 _ATTENTION_LAYERS = frozenset({"full_attention", *_SIZES_IN_CONFIG})
-_SPARSE_LAYERS = frozenset({"indexed_attention", "compressed_sparse_attention", "heavily_compressed_attention"})
+_SPARSE_LAYERS = frozenset(
+    {"indexed_attention", "compressed_sparse_attention", "heavily_compressed_attention", "minimax_m3_sparse"}
+)
 _WITHOUT_ATTENTION = frozenset({"linear_attention", "conv", "mlp", "moe"})
 # Models whose recurrent modules are replaced by our mixers (recurrent/adapt); transformers' flag does not apply to
 # them.

@@ -1,6 +1,6 @@
 """Folders that are made once from a checkpoint's files, and kept in the user's cache.
 
-Not here: what is in them (gguf/folder, tokenizer_folder).
+Not here: what is in them (gguf/folder, mistral_folder, tokenizer_folder).
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from collections.abc import Container, Mapping
 from typing import Any, ClassVar, TypeVar
 
 import torch
+import transformers
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.conversion_mapping import (
     get_checkpoint_conversion_mapping,
@@ -31,8 +32,8 @@ WRAPPERS = frozenset(
         *("idefics2", "idefics3", "internvl", "kimi_k25", "lfm2_vl", "lighton_ocr", "llava", "llava_next"),
         *("llava_next_video", "llava_onevision", "minicpm_ocr", "minicpmv4_6", "minicpmv4_7"),
         *("minimax_m3_vl", "mistral3", "ovis2", "pp_chart2table", "qwen2_5_vl", "qwen2_audio", "qwen2_vl"),
-        *("qwen3_asr", "qwen3_vl", "qwen3_vl_moe", "smolvlm", "video_llama_3", "video_llava", "vipllava"),
-        "voxtral",
+        *("qwen3_asr", "qwen3_vl", "qwen3_vl_moe", "smolvlm", "step3p7", "video_llama_3", "video_llava"),
+        *("vipllava", "voxtral"),
     }
 )
 # Where the wrapper's files keep the text model -> where the text model's own class keeps it. The first that occurs.
@@ -41,8 +42,15 @@ _PREFIXES = (
     ("language_model.model.", "model."),
     ("model.text_model.", "model."),
 )
-# Wrapper type -> class of its text part, for which transformers has no renaming of its own: the wrapper's fits.
-_NAMED_BY_WRAPPER = {"glm4v_moe": "Glm4vMoeTextForCausalLM", "minimax_m3_vl": "MiniMaxM3VLForCausalLM"}
+# Type of a wrapper or text config -> the wrapper, and the class of its text part, for which transformers has no
+# renaming of its own: the wrapper's fits, without the rules that move the text model into the wrapper.
+_NAMED_BY_WRAPPER = {
+    "glm4v_moe": ("glm4v_moe", "Glm4vMoeTextForCausalLM"),
+    "minimax_m3_vl": ("minimax_m3_vl", "MiniMaxM3VLForCausalLM"),
+    **dict.fromkeys(("step3p5", "step3p7"), ("step3p7", "Step3p7TextForCausalLM")),
+}
+# Type of a text config -> its text model, which is in none of transformers' tables.
+TEXT_MODELS = {"step3p5": "Step3p7TextModel"}
 _HEADS = ("lm_head.", "language_model.lm_head.")
 
 
@@ -55,13 +63,18 @@ def model_class(config: Any) -> type[Any] | None:
     """Returns the causal language model class of a checkpoint, or of a text part; None: it is not served."""
     classes: Mapping[type[Any], type[Any]] = AutoModelForCausalLM._model_mapping
     if config.model_type in _NAMED_BY_WRAPPER:
-        renaming = get_checkpoint_conversion_mapping(config.model_type)
-        register_checkpoint_conversion_mapping(_NAMED_BY_WRAPPER[config.model_type], renaming, overwrite=True)
+        wrapper, name = _NAMED_BY_WRAPPER[config.model_type]
+        rules = get_checkpoint_conversion_mapping(wrapper)
+        own = [rule for rule in rules if not any("language_model." in target for target in rule.target_patterns)]
+        register_checkpoint_conversion_mapping(name, own, overwrite=True)
     if type(config) in classes:
         return classes[type(config)]
+    text_config = config.get_text_config(decoder=True)
+    if text_config.model_type in TEXT_MODELS:
+        return _with_head(getattr(transformers, TEXT_MODELS[text_config.model_type]))
     if not is_wrapper(config) and config.model_type.removesuffix("_text") not in WRAPPERS:
         return None
-    text_type = type(config.get_text_config(decoder=True))
+    text_type = type(text_config)
     if text_type in classes:
         return classes[text_type]
     return _with_head(MODEL_MAPPING[text_type]) if text_type in MODEL_MAPPING else None

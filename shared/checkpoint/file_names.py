@@ -11,9 +11,15 @@ from pathlib import Path, PurePath
 from outrider.shared.errors import ConfigError
 
 # The first kind that a folder has is read. The file of an undivided checkpoint, and the files of any other.
-_KINDS = (("model.safetensors", "*.safetensors"), ("pytorch_model.bin", "pytorch_model*.bin"))
+_KINDS = (
+    ("model.safetensors", "*.safetensors"),
+    ("pytorch_model.bin", "pytorch_model*.bin"),
+    ("medusa_lm_head.pt", "medusa_lm_head.pt"),  # the original Medusa's
+)
 # File in a folder made for a GGUF file; names the links to its parts.
 GGUF_PARTS = "gguf_parts.json"
+# The config of a checkpoint in Mistral's own layout, whose weights are consolidated*.safetensors.
+PARAMS_FILE = "params.json"
 _OLDER_TOKENIZERS = (("vocab.json", "merges.txt"), ("tokenizer.model",))
 
 
@@ -32,6 +38,13 @@ def weight_files(folder: Path) -> list[Path]:
             return found
     advice = "; give the name of one .gguf file in it" if any(folder.glob("*.gguf")) else ""
     raise ConfigError(f"it has neither *.safetensors nor pytorch_model*.bin{advice}")
+
+
+def native_weights(folder: Path) -> list[Path]:
+    """The weight files of a folder in Mistral's own layout; []: it has a config.json, or is no such folder."""
+    if (folder / "config.json").is_file() or not (folder / PARAMS_FILE).is_file():
+        return []
+    return sorted(folder.glob("consolidated*.safetensors"))
 
 
 def linked_parts(folder: Path) -> list[Path]:

@@ -21,6 +21,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from outrider.shared.checkpoint.file_names import PARAMS_FILE
 from outrider.shared.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -30,16 +31,18 @@ _SETTINGS = (
     *("config.json", "generation_config.json", "chat_template*.json", "chat_template*.jinja"),
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
     *("vocab.json", "merges.txt", "*.model"),
-    *("hf_quant_config.json", "quantize_config.json", "quant_config.json"),
+    *("hf_quant_config.json", "quantize_config.json", "quant_config.json", "quant_model_description.json"),
 )
 # The first kind that a repository has is read.
 _WEIGHTS = (
     ("model*.safetensors", "model.safetensors.index.json"),
     ("*.safetensors", "*.safetensors.index.json"),
     ("pytorch_model*.bin", "pytorch_model.bin.index.json"),
+    ("medusa_lm_head.pt",),
 )
-# Copies in layouts that are not read.
-_NEVER = ("consolidated*", "*/*")
+# Mistral's own layout; read where a repository has no config.json, else a copy.
+_NATIVE = "consolidated*"
+_NEVER = (_NATIVE, "*/*")
 
 
 @dataclass(frozen=True)
@@ -136,7 +139,10 @@ def with_revision(name: str, revision: str, setting: str) -> str:
 
 def files_to_read(hub_name: HubName, files: Iterable[str], *, weights: bool = True) -> list[str]:
     """Returns the files of a repository to download, in order. Raises ConfigError when it has no weights to read."""
-    files = [file for file in sorted(files) if not any(fnmatch(file, pattern) for pattern in _NEVER)]
+    files = sorted(files)
+    if PARAMS_FILE in files and "config.json" not in files and not hub_name.file:
+        return [PARAMS_FILE, *(file for file in files if weights and fnmatch(file, f"{_NATIVE}.safetensors"))]
+    files = [file for file in files if not any(fnmatch(file, pattern) for pattern in _NEVER)]
     if hub_name.file:
         return _gguf_parts(hub_name, files)
     chosen = [file for file in files if any(fnmatch(file, pattern) for pattern in _SETTINGS)]

@@ -53,18 +53,21 @@ _QWEN3_5 = MtpNames("mtp_num_hidden_layers", r"mtp\.(?:layers\.(\d+)\.)?")
 # model_type of the text model's config -> names
 MTP_NAMES = {
     "deepseek_v3": _AFTER_LAYERS,
+    "exaone_moe": replace(_QWEN3_5, count_key="num_nextn_predict_layers"),
     "ernie4_5_moe": MtpNames("num_nextn_predict_layers", r"model\.mtp_\w+\.(\d+)\."),
     "glm4_moe": _AFTER_LAYERS,
     "glm4_moe_lite": _AFTER_LAYERS,
     "glm_ocr_text": replace(_AFTER_LAYERS, pattern=r"model\.language_model\.layers\.(\d+)\."),
     "hy_v3": _AFTER_LAYERS,
+    "mimo_v2_flash": MtpNames("num_nextn_predict_layers", r"model\.mtp\.layers\.(\d+)\.", absent_count=1),
     "nemotron_h": MtpNames("num_nextn_predict_layers", r"mtp\.()"),
     "qwen3_5_moe_text": _QWEN3_5,
     "qwen3_5_text": _QWEN3_5,
     "qwen3_next": MtpNames("num_nextn_predict_layers", _QWEN3_5.pattern, absent_count=1),
+    "step3p5": _AFTER_LAYERS,
 }
 # The config of a model with images -> that of its text model, where "text_config" does not say it.
-_TEXT_TYPES = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
+_TEXT_TYPES = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "step3p7": "step3p5"}
 
 
 def has_mtp_layers(folder: Path) -> bool:
@@ -100,9 +103,10 @@ def _family(folder: Path) -> tuple[MtpNames, dict[str, Any]]:
     """Returns the names of the family's MTP layers, and the text model's part of config.json. Raises ConfigError."""
     if linked_parts(folder):
         raise ConfigError("method mtp needs the target's MTP layers, and those of a .gguf file are not read")
-    config = _text_config(read_object(folder / "config.json"))
+    whole = read_object(folder / "config.json")
+    config = _text_config(whole)
     model_type = str(config.get("model_type"))
-    model_type = _TEXT_TYPES.get(model_type, model_type)
+    model_type = _TEXT_TYPES.get(str(whole.get("model_type")), _TEXT_TYPES.get(model_type, model_type))
     known = MTP_NAMES.get(model_type)
     if known is None:
         raise ConfigError(
@@ -121,7 +125,10 @@ def require_consistent(known: MtpNames, config: dict[str, Any], tensor_names: Co
     num_layers = known.num_layers(config)
     if not isinstance(count, int) or not isinstance(num_layers, int):
         raise ConfigError(f"{known.count_key} and num_hidden_layers of its config.json must be whole numbers")
-    found = sorted(name for name in tensor_names or () if known.layer_of(name, num_layers) is not None)
+    numbers = {name: layer for name in tensor_names or () if (layer := known.layer_of(name, num_layers)) is not None}
+    found = sorted(numbers)
+    if found and known.absent_count and known.count_key not in config:
+        count = 1 + max(numbers.values())
     if not count and found:
         raise ConfigError(
             f"it has tensors of MTP layers ({found[0]}), but {known.count_key} of its config.json is "

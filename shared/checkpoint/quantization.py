@@ -16,7 +16,12 @@ from outrider.shared.checkpoint.readable import READABLE
 from outrider.shared.errors import ConfigError
 
 # Older exporters write a file next to a config.json that says nothing; file -> the method that writes it.
-_SIDE_FILES = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
+_SIDE_FILES = {
+    "hf_quant_config.json": "modelopt",
+    "quantize_config.json": "gptq",
+    "quant_config.json": "awq",
+    "quant_model_description.json": "ascend",
+}
 _OLDER_METHODS = {"intel/auto-round": "auto-round"}
 _AWQ_NAMES = {"w_bit": "bits", "q_group_size": "group_size"}
 

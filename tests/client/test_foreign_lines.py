@@ -39,7 +39,7 @@ REFUSED = {
         "--video-pruning-rate": 1,
     },
     "weights quantised at load": {"--quantization": 7},
-    "another model configuration than the checkpoint's": {"--hf-overrides": 7},
+    "another model configuration than the checkpoint's": {"--hf-overrides": 6},
     "another task than generation": {"--runner": 2},
     "code that is loaded by name": {"--logits-processors": 2, "No such option: --tool-call-parser-plugin": 1},
     "a setting that is given elsewhere": {

@@ -72,6 +72,7 @@ class Family:
     """config: of the target. deeper: what the model has besides whose last layer is the MTP layer. names: of the MTP
     layer's other tensors in the file. layer: what the decoder layer's names start with there; {}: the block's number,
     of a layer with several blocks. root: of the other layers' names. vision: the other part of a model with images.
+    renamed: parts of the layer -> as the file names them. with_mtp: lists of the file's config, the MTP layer in them.
     """
 
     model_type: str
@@ -85,6 +86,13 @@ class Family:
     root: str = "model"
     embedding: str = "model.embed_tokens.weight"
     vision: Mapping[str, Any] = field(default_factory=dict)
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    with_mtp: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def whole_type(self) -> str:
+        """Of the model with images."""
+        return "step3p7" if self.model_type == "step3p5" else self.model_type.removesuffix("_text")
 
 
 def _qwen(model_type: str, **config: Any) -> Family:
@@ -123,6 +131,82 @@ FAMILIES = {
         root="model.language_model",
         embedding="model.language_model.embed_tokens.weight",
         vision={"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": HIDDEN},
+    ),
+    "exaone_moe": Family(
+        "exaone_moe",
+        {
+            **_COMMON,
+            **_EXPERTS,
+            **_GROUPS,
+            "head_dim": 16,
+            "num_experts": 4,
+            "sliding_window": 4,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "mlp_layer_types": ["dense", "sparse"],
+            "mtp_layer_types": ["sliding_attention"],
+        },
+        _QWEN,
+        "mtp.layers.0.",
+        {
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "mlp_layer_types": ["dense", "sparse", "dense"],
+        },
+    ),
+    "mimo_v2_flash": Family(
+        "mimo_v2_flash",
+        {
+            **_COMMON,
+            **_EXPERTS,
+            "num_attention_heads": 4,
+            "head_dim": 24,
+            "v_head_dim": 16,
+            "n_routed_experts": 4,
+            "sliding_window": 4,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "mlp_layer_types": ["dense", "sparse"],
+        },
+        {
+            "enorm": "model.mtp.layers.0.enorm.weight",
+            "hnorm": "model.mtp.layers.0.hnorm.weight",
+            "fc": "model.mtp.layers.0.eh_proj.weight",
+            "norm": "model.mtp.layers.0.final_layernorm.weight",
+        },
+        "model.mtp.layers.0.",
+        {
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+            "mlp_layer_types": ["dense", "sparse", "dense"],
+        },
+        renamed={"post_attention_layernorm": "pre_mlp_layernorm"},
+    ),
+    "step3p7": Family(
+        "step3p5",
+        {
+            **_COMMON,
+            **_EXPERTS,
+            "head_dim": 16,
+            "n_routed_experts": 4,
+            "share_expert_dim": 16,
+            "sliding_window": 4,
+            "num_sliding_attention_heads": 4,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "mlp_layer_types": ["dense", "sparse"],
+        },
+        {
+            **{key: _DEEPSEEK[key] for key in ("enorm", "hnorm", "fc")},
+            "norm": "model.layers.2.transformer.shared_head.norm.weight",
+            "lm_head": "model.layers.2.transformer.shared_head.output.weight",
+        },
+        "model.layers.2.",
+        {
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+            "mlp_layer_types": ["dense", "sparse", "dense"],
+        },
+        one_plus_weight=True,
+        vision={"width": 32, "layers": 1, "heads": 2, "image_size": 28, "patch_size": 14},
+        with_mtp={
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+            "mlp_layer_types": ["dense", "sparse", "dense"],
+        },
     ),
     "hy_v3": Family(
         "hy_v3",
@@ -206,10 +290,15 @@ class MtpTarget:
         hidden = (mixed @ tensors[names["fc"]].T)[None]
         num_rows = len(token_ids)
         positions = torch.arange(num_rows)[None]
-        mask = torch.full((num_rows, num_rows), torch.finfo(torch.float32).min).triu(1)[None, None]
+        lowest = torch.finfo(torch.float32).min
+        mask = torch.full((num_rows, num_rows), lowest).triu(1)[None, None]
         body = self.deeper.model.language_model if self.family.vision else self.deeper.model
-        axes = positions.expand(3, 1, -1) if self.family.vision else positions
-        rotary = {"position_embeddings": body.rotary_emb(hidden, axes)} if hasattr(body, "rotary_emb") else {}
+        axes = positions.expand(3, 1, -1) if self.family.model_type == "glm_ocr_text" else positions
+        kind = (getattr(body.config, "layer_types", None) or [""])[-1]
+        if kind == "sliding_attention":
+            mask = mask + torch.full((num_rows, num_rows), lowest).tril(-body.config.sliding_window)
+        by_kind = (kind,) if hasattr(getattr(body, "rotary_emb", None), "layer_types") else ()
+        rotary = {"position_embeddings": body.rotary_emb(hidden, axes, *by_kind)} if hasattr(body, "rotary_emb") else {}
         with torch.inference_mode():
             for layer in body.layers[-self.family.num_blocks :]:
                 output = layer(hidden, attention_mask=mask, position_ids=positions, **rotary)
@@ -254,9 +343,15 @@ def save_mtp_target(name: str, folder: Path, *, tokenizer: Path | None = None, *
             family.layer.format(block) + part.removeprefix(last) if part.startswith(last) else part: tensor
             for part, tensor in tensors.items()
         }
+        for part, published in family.renamed.items():
+            tensors = {
+                name.replace(part, published) if name.startswith(family.layer.format(block)) else name: tensor
+                for name, tensor in tensors.items()
+            }
     tensors |= _others(family, tensors)
     config = {
         **settings,
+        **family.with_mtp,
         "model_type": family.model_type,
         **_named(deeper),
         family.count_key: 1,
@@ -281,7 +376,7 @@ def _random_model(family: Family, settings: Mapping[str, Any]) -> Any:
     config = transformers.AutoConfig.for_model(family.model_type, **settings)
     if family.vision:
         parts = {"text_config": config.to_dict(), "vision_config": dict(family.vision)}
-        config = transformers.AutoConfig.for_model(family.model_type.removesuffix("_text"), **parts)
+        config = transformers.AutoConfig.for_model(family.whole_type, **parts)
         model = transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
     else:
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()

@@ -27,7 +27,7 @@ from outrider.engine.certificate import certify
 from outrider.engine.errors import ModelRefused
 from outrider.engine.model.guards import require_supported_architecture
 from outrider.engine.model.load import load_model
-from outrider.engine.model.text_part import WRAPPERS
+from outrider.engine.model.text_part import TEXT_MODELS, WRAPPERS
 from outrider.engine.recurrent.rows import StateRows
 from outrider.engine.run.runner import ModelRunner
 from outrider.shared.checkpoint import architectures
@@ -106,7 +106,7 @@ def survey_one(model_type: str) -> Row:
 
 def by_config_alone() -> Architectures:
     """What the engine says of the default config of each type that is, or has, a causal language model."""
-    names = sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES})
+    names = sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES, *TEXT_MODELS})
     refused = {name: reason for name in names if (reason := _refusal(name)) is not None}
     served = [name for name in names if name not in refused]
     return Architectures(transformers=transformers.__version__, served=served, refused=refused)

@@ -89,6 +89,11 @@ def _reader(weight: PackedWeight, form: Format, settings: Mapping[str, Any], one
     def expert_codes(unpack: Callable[[PackedWeight, int], Codes], expert: int) -> Codes:
         return codes(lambda weight, _: unpack(weight, expert))
 
+    if form.codes is not None and weight.num_experts is not None:
+        of_weight = form.codes
+        return WeightReader(
+            read, None, lambda expert: codes(lambda weight, settings: of_weight(weight.of_expert(expert), settings))
+        )
     return WeightReader(
         read,
         None if form.codes is None else partial(codes, form.codes),

@@ -6,7 +6,7 @@ Not here: what the tensors mean (one file per format), which format a checkpoint
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,15 +18,29 @@ from outrider.kernels.linear.codes import Codes
 
 @dataclass(frozen=True)
 class PackedWeight:
-    """A packed weight. name: that of the unpacked weight in a plain checkpoint; parts: ending -> stored tensor."""
+    """A packed weight. name: that of the unpacked weight in a plain checkpoint; parts: ending -> stored tensor.
+
+    expert: number of the expert whose weight it is, where the parts hold those of all experts of a layer; None: the
+    parts are the weight's own.
+    """
 
     path: str
     name: str
     parts: Mapping[str, StoredTensor]
+    expert: int | None = None
 
     @property
     def module(self) -> str:
         return self.name.removesuffix(".weight")
+
+    @property
+    def num_experts(self) -> int | None:
+        """Returns the number of experts whose matrices the part `.weight` stacks; None: it is one matrix."""
+        shape = self.parts[".weight"].shape if ".weight" in self.parts else ()
+        return shape[0] if len(shape) == 3 and self.expert is None else None
+
+    def of_expert(self, expert: int) -> PackedWeight:
+        return replace(self, expert=expert)
 
     def __contains__(self, part: str) -> bool:
         return part in self.parts
@@ -35,7 +49,8 @@ class PackedWeight:
         if part not in self.parts:
             there = ", ".join(sorted(self.parts))
             raise self.refused(f"{part} is missing beside {there}")
-        return self.parts[part].read()
+        whole = self.parts[part].read()
+        return whole if self.expert is None else whole[self.expert]
 
     def stored_type(self, part: str) -> str:
         """Returns the part's type; "" if there is no such part."""
@@ -75,8 +90,15 @@ class Format:
         codes: Callable[[PackedWeight, Mapping[str, Any]], Codes],
         ignored: tuple[str, ...] = (),
     ) -> Format:
-        """Returns a format in which every weight has codes."""
-        return cls(parts, lambda weight, settings: codes(weight, settings).dequantised(), ignored, codes=codes)
+        """Returns a format in which every weight has codes, and experts may be stacked."""
+
+        def dequantised(weight: PackedWeight, settings: Mapping[str, Any]) -> torch.Tensor:
+            if weight.num_experts is None:
+                return codes(weight, settings).dequantised()
+            experts = range(weight.num_experts)
+            return torch.stack([codes(weight.of_expert(expert), settings).dequantised() for expert in experts])
+
+        return cls(parts, dequantised, ignored, codes=codes)
 
 
 def packed_weights(path: str, form: Format, stored: Mapping[str, StoredTensor]) -> dict[str, PackedWeight]:

@@ -111,6 +111,49 @@ def eagle1_tensors(*, num_layers: int = 1, fc_bias: bool = True, qkv_bias: bool 
     return tensors
 
 
+def mistral_eagle_tensors() -> Tensors:
+    """As eagle1_tensors, with Mistral's norms."""
+    norms = {"norm.weight": numbers(HIDDEN, seed=23), "layers.0.input_layernorm.weight": numbers(HIDDEN, seed=24)}
+    return eagle1_tensors(fc_bias=False) | norms
+
+
+def mistral_params(**changes: Any) -> dict[str, Any]:
+    return {
+        "dim": HIDDEN,
+        "n_layers": 1,
+        "head_dim": HEAD_DIM,
+        "hidden_dim": INTERMEDIATE,
+        "n_heads": HEADS,
+        "n_kv_heads": KV_HEADS,
+        "norm_eps": 1e-5,
+        "vocab_size": VOCAB,
+        "rope_theta": 10000.0,
+        "max_position_embeddings": 128,
+    } | changes
+
+
+def write_mistral(folder: Path, params: Any, tensors: Mapping[str, torch.Tensor]) -> Path:
+    """Mistral's own layout, of tensors with the names that other heads have."""
+    names = {
+        "fc": "eagle_linear",
+        "self_attn": "attention",
+        **{f"{part}_proj": f"w{part}" for part in "qkvo"},
+        "mlp": "feed_forward",
+        "gate_proj": "w1",
+        "down_proj": "w2",
+        "up_proj": "w3",
+        "input_layernorm": "attention_norm",
+        "post_attention_layernorm": "ffn_norm",
+    }
+    named = {".".join(names.get(part, part) for part in name.split(".")): part for name, part in tensors.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "params.json").write_text(json.dumps(params))
+    save_file(
+        {name: tensor.contiguous().clone() for name, tensor in named.items()}, folder / "consolidated.safetensors"
+    )
+    return folder
+
+
 def eagle3_tensors(*, layer: str = "layers.0", num_aux: int = 3, draft_vocab: int = DRAFT_VOCAB) -> Tensors:
     tensors = layer_tensors(layer, 2 * HIDDEN) | {
         f"{layer}.input_layernorm.weight": numbers(HIDDEN, seed=30),

@@ -11,6 +11,8 @@ import torch
 from outrider.drafting.checkpoints.eagle import load_eagle
 from outrider.drafting.checkpoints.recognise import recognise
 from outrider.drafting.checkpoints.target_weights import TargetWeights
+from outrider.engine.errors import ModelRefused
+from outrider.engine.model.local_model import local_model
 from tests.drafting.checkpoints import plain_writer as plain
 from tests.drafting.heads import plain_math
 
@@ -83,3 +85,53 @@ def test_an_embedding_and_an_output_head_of_its_own_are_used(target: TargetWeigh
 def test_the_buffers_of_old_transformers_are_no_mismatch(target: TargetWeights, tmp_path: Path) -> None:
     tensors = plain.eagle1_tensors() | {"layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
     load_eagle(plain.write(tmp_path, plain.eagle1_config(), tensors), target, torch.float32)
+
+
+@pytest.fixture
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.mark.usefixtures("_own_cache")
+def test_mistrals_own_layout_computes_the_published_head(target: TargetWeights, tmp_path: Path) -> None:
+    tensors = plain.mistral_eagle_tensors()
+    folder = local_model(str(plain.write_mistral(tmp_path / "head", plain.mistral_params(), tensors)), "draft")
+    assert (Path(folder).name, recognise(folder)) == ("head", "eagle")
+    head = load_eagle(folder, target, torch.float32, attn_implementation="eager")
+    with torch.no_grad():
+        features = head(torch.tensor([TOKENS]), head.fuse(FEATURES[None]), torch.tensor([POSITIONS]))
+    wanted = plain_math.eagle1(
+        plain_math.doubled(tensors),
+        plain_math.doubled(plain.target_tensors())["model.embed_tokens.weight"],
+        TOKENS,
+        FEATURES.double(),
+        POSITIONS,
+        plain_math.causal(len(TOKENS)),
+        shape(rotates_neighbours=True, has_norms=True),
+    )
+    torch.testing.assert_close(features[0].double(), wanted, atol=1e-5, rtol=0)
+
+
+@pytest.mark.usefixtures("_own_cache")
+@pytest.mark.parametrize(
+    ("params", "tensors", "cause"),
+    [
+        ({"dim": "24"}, {}, "dim of its params.json is 24, not a whole number"),
+        ({"n_heads": True}, {}, "n_heads of its params.json is True"),
+        ({"kv_lora_rank": 16}, {}, "its params.json has kv_lora_rank: heads with latent attention"),
+        ({"moe": {"num_experts": 4}}, {}, "its params.json has moe: heads with experts"),
+        ({}, {"vision_encoder.weight": torch.zeros(2)}, "tensor vision_encoder.weight, which an EAGLE head"),
+        ({}, {"layers.0.attention.wq.weight": torch.zeros(7, 24)}, r"wq.weight has shape \[7, 24\], and heads of 8"),
+        ({}, None, "no config.json, and is no EAGLE head"),
+    ],
+)
+def test_what_is_not_read_of_mistrals_layout(
+    params: dict[str, Any], tensors: dict[str, torch.Tensor] | None, cause: str, tmp_path: Path
+) -> None:
+    written = {"output.weight": torch.zeros(3, 3)} if tensors is None else plain.mistral_eagle_tensors() | tensors
+    if tensors and "layers.0.attention.wq.weight" in tensors:
+        del written["layers.0.self_attn.q_proj.weight"]
+    folder = plain.write_mistral(tmp_path / "head", plain.mistral_params(**params), written)
+    with pytest.raises(ModelRefused, match=cause):
+        local_model(str(folder), "draft")
+    assert not list((tmp_path / "cache").rglob("config.json"))

@@ -71,6 +71,35 @@ def test_every_layout_computes_the_published_heads(layout: str, target: TargetWe
     assert_close(heads(HIDDEN), expected(own_heads, has_bias=has_bias))
 
 
+class ResBlock(torch.nn.Module):
+    """The original's, whose file is torch.save of its modules' state dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(plain.HIDDEN, plain.HIDDEN)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.nn.functional.silu(self.linear(x))
+
+
+def test_the_originals_own_file_is_read(target: TargetWeights, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    modules = torch.nn.ModuleList(
+        torch.nn.Sequential(
+            *(ResBlock() for _ in range(LAYERS)), torch.nn.Linear(plain.HIDDEN, plain.VOCAB, bias=False)
+        )
+        for _ in range(HEADS)
+    )
+    plain.write(tmp_path, TGI, {})
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(modules.state_dict(), tmp_path / "medusa_lm_head.pt")
+    assert recognise(tmp_path) == "medusa"
+    with torch.no_grad():
+        found = load_medusa(tmp_path, target, torch.float32)(HIDDEN)
+        wanted = torch.stack([module(HIDDEN) for module in modules], dim=found.ndim - 2)
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
+
+
 def test_shards_are_read_like_a_single_file(target: TargetWeights, tmp_path: Path) -> None:
     folder = plain.write_sharded(tmp_path, plain.medusa_config(HEADS, LAYERS), plain.medusa_vllm_tensors(HEADS, LAYERS))
     own_heads = [plain.medusa_lm_head(head) for head in range(HEADS)]

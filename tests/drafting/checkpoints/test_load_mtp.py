@@ -17,7 +17,7 @@ from outrider.drafting.checkpoints import mtp_layout
 from outrider.drafting.checkpoints.errors import CheckpointRefused
 from outrider.drafting.checkpoints.mtp import load_mtp
 from outrider.drafting.heads.mtp import MtpHead
-from outrider.shared.checkpoint.mtp_layers import MTP_NAMES
+from outrider.shared.checkpoint.mtp_layers import MTP_NAMES, count_mtp_layers
 from tests.drafting.mtp_targets import FAMILIES, HIDDEN, MtpTarget, save_mtp_target, write
 
 TOKENS = [3, 36, 0, 5, 5, 9, 17]
@@ -190,12 +190,20 @@ def test_a_count_without_tensors_is_refused(target: MtpTarget, tmp_path: Path) -
 @pytest.mark.parametrize("count", [0, None])
 def test_tensors_without_a_count_are_refused(targets: dict[str, MtpTarget], tmp_path: Path, count: int | None) -> None:
     for name, target in targets.items():
-        if name == "qwen3_next" and count is None:
-            continue  # its config class has no such key: one layer
+        if name in ("qwen3_next", "mimo_v2_flash") and count is None:
+            continue  # their config classes have no such key: the tensors say how many
         changes: dict[str, Any] = {target.family.count_key: count}
         found = refusal(target.rewritten(tmp_path / name, target.tensors, **changes))
         assert f"it has tensors of MTP layers ({target.mtp_names[0]})" in found
         assert target.family.count_key in found
+
+
+def test_the_tensors_count_the_layers_of_a_config_that_does_not(targets: dict[str, MtpTarget], tmp_path: Path) -> None:
+    target = targets["mimo_v2_flash"]
+    second = {name.replace("layers.0", "layers.1"): target.tensors[name] for name in target.mtp_names}
+    folder = target.rewritten(tmp_path, target.tensors | second, **{target.family.count_key: None})
+    assert count_mtp_layers(folder) == 2
+    load_mtp(folder, torch.float32)
 
 
 def test_merged_experts_are_read_as_single_ones_are(targets: dict[str, MtpTarget], tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from outrider.drafting.checkpoints.medusa import load_medusa
 from outrider.drafting.checkpoints.target_weights import load_target_weights
 from outrider.engine.attention.layer import register_attention
 from tests.drafting.checkpoints import plain_writer as plain
+from tests.engine.model.multimodal_models import random_model, save_as_published
 
 _SIZES = {
     "vocab_size": 41,
@@ -118,6 +119,16 @@ def test_heads_find_the_targets_embedding_beside_that_of_its_mtp_layer(family: s
     config = plain.medusa_config(2, 1)
     folder = plain.write(tmp_path / "medusa", config, plain.medusa_vllm_tensors(2, 1))
     load_medusa(folder, target, torch.float32)
+
+
+def test_the_matrices_of_a_wrapper_that_ties_them_itself(tmp_path: Path) -> None:
+    """Mistral 3's config ties by default, its text config does not."""
+    with torch.no_grad():
+        model = random_model("mistral3 ministral3")
+    assert (model.config.tie_word_embeddings, model.config.text_config.tie_word_embeddings) == (True, False)
+    found = load_target_weights(save_as_published(model, tmp_path))
+    assert torch.equal(found.embedding, model.get_input_embeddings().weight)
+    assert torch.equal(found.lm_head, model.get_output_embeddings().weight)
 
 
 def test_the_dtype_is_the_stored_one_unless_another_is_asked_for(tmp_path: Path) -> None:

@@ -26,6 +26,8 @@ class Shape:
     theta: float = 10000.0
     rope_scaling: Mapping[str, Any] | None = None
     num_layers: int = 1
+    rotates_neighbours: bool = False
+    has_norms: bool = False  # before the first layer and after the last one, in EAGLE-1
 
 
 def mean_square_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -65,15 +67,16 @@ def frequency(pair: int, shape: Shape) -> float:
 
 
 def rotate(x: torch.Tensor, positions: list[int], shape: Shape) -> torch.Tensor:
-    """RoPE on x [T, heads, head_dim]: dimension i is paired with i + head_dim / 2."""
+    """RoPE on x [T, heads, head_dim]: dimension i is paired with i + head_dim / 2, or 2 i with 2 i + 1."""
     rotated = torch.empty_like(x)
     half = shape.head_dim // 2
     for row, position in enumerate(positions):
         for pair in range(half):
             angle = position * frequency(pair, shape)
-            a, b = x[row, :, pair], x[row, :, pair + half]
-            rotated[row, :, pair] = a * math.cos(angle) - b * math.sin(angle)
-            rotated[row, :, pair + half] = b * math.cos(angle) + a * math.sin(angle)
+            first, second = (2 * pair, 2 * pair + 1) if shape.rotates_neighbours else (pair, pair + half)
+            a, b = x[row, :, first], x[row, :, second]
+            rotated[row, :, first] = a * math.cos(angle) - b * math.sin(angle)
+            rotated[row, :, second] = b * math.cos(angle) + a * math.sin(angle)
     return rotated
 
 
@@ -133,9 +136,11 @@ def eagle1(
     x = linear(tensors, "fc", torch.cat((embedding[token_ids], features), -1))
     for index in range(shape.num_layers):
         prefix = f"layers.{index}"
-        normed = x if index == 0 else mean_square_norm(x, tensors[f"{prefix}.input_layernorm.weight"], shape.eps)
+        normed = x
+        if index > 0 or shape.has_norms:
+            normed = mean_square_norm(x, tensors[f"{prefix}.input_layernorm.weight"], shape.eps)
         x = decoder_layer(tensors, prefix, normed, x, positions, allowed, shape)
-    return x
+    return mean_square_norm(x, tensors["norm.weight"], shape.eps) if shape.has_norms else x
 
 
 def eagle3_fuse(tensors: Tensors, hidden_states: list[torch.Tensor], eps: float) -> torch.Tensor:

@@ -65,8 +65,11 @@ def save_as_published(model: Any, folder: Path) -> Path:
     return folder
 
 
-def random_model(name: str) -> Any:
+def random_model(name: str, **changes: Any) -> Any:
+    """changes: of the text config."""
     config, class_name = _own_class(name) if name in OWN_CLASS else (_wrapper(name), "")
+    for key, value in changes.items():
+        setattr(config.get_text_config(decoder=True), key, value)
     model_class = getattr(transformers, class_name) if class_name else MODEL_FOR_MULTIMODAL_LM_MAPPING[type(config)]
     torch.manual_seed(3)
     model = model_class._from_config(config, attn_implementation="eager").eval()
@@ -105,6 +108,9 @@ def _text_arguments(config: Any) -> dict[str, Any]:
         arguments["rope_parameters"] = {**rope, "mrope_section": [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3]}
     if config.model_type == "mistral4":  # half of a head is rotated
         arguments |= {"head_dim": 16, "qk_head_dim": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8}
+    if config.model_type == "step3p5":  # sliding layers have heads of their own number
+        kinds = ["full_attention", "sliding_attention"]
+        arguments |= {"sliding_window": 7, "layer_types": kinds, "num_sliding_attention_heads": 8}
     return {**arguments, "model_type": config.model_type}
 
 

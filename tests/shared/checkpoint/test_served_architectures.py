@@ -34,10 +34,17 @@ def test_the_table_is_what_the_engine_says() -> None:
         ({"model_type": "bloom"}, "does not route its attention through transformers' attention interface"),
         ({"model_type": "whisper"}, "WhisperForCausalLM is an encoder-decoder model"),
         ({"model_type": "kimi_k9"}, "has no causal language model of model type 'kimi_k9'"),
+        (
+            {
+                "model_type": "minimax_m3_vl",
+                "text_config": {"sparse_attention_config": {"sparse_attention_freq": [0, 0, 1]}},
+            },
+            "it has layers that choose which tokens each token attends (sparse attention)",
+        ),
         ({"model_type": "x" * 100_000}, f"model type '{'x' * 80}'"),
     ],
 )
-def test_the_reason(config: dict[str, str], reason: str, tmp_path: Path) -> None:
+def test_the_reason(config: dict[str, object], reason: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError) as refused:
         require_served_architecture(tmp_path)
@@ -45,7 +52,18 @@ def test_the_reason(config: dict[str, str], reason: str, tmp_path: Path) -> None
     assert len(refused.value.message) < 400
 
 
-@pytest.mark.parametrize("config", [{"model_type": "llama"}, {"model_type": "kimi_k25"}, {"model_type": 5}, {}])
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "llama"},
+        {"model_type": "kimi_k25"},
+        {"model_type": 5},
+        {},
+        {"model_type": "minimax_m3_vl", "text_config": {"sparse_attention_config": {"sparse_attention_freq": [0, 0]}}},
+        {"model_type": "minimax_m3_vl", "text_config": {"sparse_attention_config": {"sparse_attention_freq": 5}}},
+        {"model_type": "minimax_m3_vl", "text_config": 5},
+    ],
+)
 def test_the_engine_decides_about_the_rest(config: dict[str, object], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     require_served_architecture(tmp_path)

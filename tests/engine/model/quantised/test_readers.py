@@ -43,6 +43,21 @@ def packed(name: str, outputs: int = 24, inputs: int = 64) -> tuple[dict[str, An
     return dict(case.settings), case.pack(np.random.default_rng(3), outputs, inputs)[0]
 
 
+@pytest.mark.parametrize("name", ["fp8-block", "fp8-tensor", "modelopt-fp8-block", "modelopt-nvfp4"])
+def test_stacked_experts_are_read_as_single_ones_are(name: str, tmp_path: Path) -> None:
+    case, generator = CASES[name], np.random.default_rng(3)
+    each = [case.pack(generator, 24, 64) for _ in range(3)]
+    stacked = {ending: torch.stack([parts[ending] for parts, _ in each]) for ending in each[0][0]}
+    meant = np.stack([weight for _, weight in each])
+    found = unpacked(tmp_path, dict(case.settings), stacked)
+    np.testing.assert_allclose(found.double().numpy(), meant, rtol=1e-6, atol=0)
+    quantization = Quantization(case.settings["quant_method"], case.settings, "config.json")
+    reader = unpacking(str(tmp_path), quantization, stored_tensors(tmp_path))[0][f"{_MODULE}.weight"]
+    assert reader.codes is None
+    assert reader.expert_codes is not None
+    np.testing.assert_allclose(reader.expert_codes(2).dequantised().double().numpy(), meant[2], rtol=1e-6, atol=0)
+
+
 def fixture_cases() -> list[tuple[Path, str]]:
     cases = []
     for fixture in _FIXTURES:
