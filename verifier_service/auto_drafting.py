@@ -11,18 +11,12 @@ from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
 
 from outrider.drafting.session import LONG_REPORT
-from outrider.shared.draft_policy.draft_methods import (
-    DRAFT_METHODS,
-    LOOKUP,
-    ONE_PASS,
-    PREDICTION,
-    WITHOUT_CHECKPOINT,
-)
+from outrider.shared.draft_policy.draft_methods import DRAFT_METHODS, ONE_PASS, PREDICTION
 from outrider.shared.messages import AutoDrafts, Commit, DraftMethodInfo, LocalDrafts, NextDraft
 from outrider.verifier_service.draft_length.choice import Drafted, DraftLength, RoundSample
 from outrider.verifier_service.draft_length.predicted_drafts import PredictedDrafts
 from outrider.verifier_service.draft_length.prediction import CostsOfPredictions
-from outrider.verifier_service.session import LocalDraft, LookupFirst, VerifierSession
+from outrider.verifier_service.session import LocalDraft, VerifierSession
 from outrider.verifier_service.timing.gathering import LastRound
 from outrider.verifier_service.timing.step_costs import StepCosts
 
@@ -74,7 +68,6 @@ class AutoDrafting:
         method, _ = self._policy.decide({name: limits[name] for name in sorted(limits, key=_best_guess_first)})
         for session, auto in autos:
             session.auto_choice = self._for_session(auto)
-            session.lookup_first = self._lookup_first(auto)
         if predicting := [(session, auto) for session, auto in autos if session.can_draft_from_prediction]:
             num_decoding = sum(session.step is not None and session.num_pending == 1 for session in sessions)
             self._draft_from_predictions(predicting, num_decoding)
@@ -100,8 +93,6 @@ class AutoDrafting:
             self._num_predicted += 1
             self._predicted_tokens += commit.num_accepted_tokens
             self._predicted_s += session.predicted.observe(commit)
-        elif asked is not None and session.lookup_first is not None and session.auto_choice is not None:
-            self._add_looked_up(session, session.auto_choice, asked.asked.method, commit)
         elif asked is not None:
             self._add(session, asked.asked.method, asked.asked.num_draft_tokens, commit)
         elif step is not None and step.proposal is not None:
@@ -156,16 +147,6 @@ class AutoDrafting:
         self._drafts.append(Drafted(method, max(num_asked, num_proposed), num_proposed, num_accepted))
         session.read_len[method] = commit.end
 
-    def _add_looked_up(self, session: VerifierSession, choice: LocalDrafts, method: str, commit: Commit) -> None:
-        """Records a draft of a choice that lookups may replace: both are what the choice brings.
-
-        A longer find counts up to the choice's length: what it brings beyond says nothing of the choice at that length.
-        """
-        length = choice.num_draft_tokens
-        num_proposed, num_accepted = min(length, commit.num_draft_tokens), min(length, commit.num_accepted_tokens)
-        self._drafts.append(Drafted(choice.method, length, num_proposed, num_accepted))
-        session.read_len[method] = commit.end
-
     def _waited(self, session: VerifierSession, method: str) -> None:
         last = session.step.last_draft if session.step is not None else None
         drafter_s = 1e-6 * last.drafter_us if last is not None else session.away_s
@@ -182,13 +163,6 @@ class AutoDrafting:
         info = self._methods.get(method)
         has_trees = auto.token_tree and (info is None or info.proposes_trees)
         return LocalDrafts(method, min(length, most), has_trees)
-
-    def _lookup_first(self, auto: AutoDrafts) -> LookupFirst | None:
-        """How lookups replace the policy's choice; None: it is none of this process's drafters, or a lookup itself."""
-        method = self._policy.now.method
-        if method not in self._methods or method in WITHOUT_CHECKPOINT or LOOKUP not in self._methods:
-            return None
-        return LookupFirst(self._limits(auto)[LOOKUP], self._policy.expected_accepted)
 
     def _limits(self, auto: AutoDrafts) -> Mapping[str, int]:
         """Maps each available method to the most tokens that it may draft."""

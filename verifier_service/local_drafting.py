@@ -15,23 +15,17 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
-from operator import mul
 from typing import NamedTuple
 
 import torch
 
 from outrider.drafting.methods.interface import DraftMethod
 from outrider.drafting.session import LONG_REPORT, DraftSession
-from outrider.shared.draft_policy.draft_methods import LOOKUP
 from outrider.shared.messages import DraftMethodInfo, DraftStep, LocalDrafts, Proposal
 from outrider.verifier_service.session import LocalDraft, VerifierSession
 
 log = logging.getLogger(__name__)
 
-# tokens; the shortest find that replaces another method's draft: a find is at most as long as the match before it, and
-# one token matches by chance
-_LEAST_FOUND = 2
 # (sessions with a first position each, layers) -> hidden states from there on (hidden_states.read_rows).
 ReadRows = Callable[[Sequence[tuple[VerifierSession, int]], tuple[int, ...]], list[tuple[int, torch.Tensor]]]
 
@@ -79,22 +73,12 @@ class LocalDrafting:
 
     def draft(self, sessions: Iterable[VerifierSession]) -> float:
         """Drafts for all sessions in a free run that need a draft for their next round. Returns the seconds it took."""
-        wanted = [(session, drafts) for session in sessions if (drafts := self._wanted(session)) is not None]
-        first = [(session, lookup) for session, drafts in wanted if (lookup := self._lookup(session, drafts))]
-        lookup_s = self._draft(first)
-        for session, _ in first:
-            if not _promises_more(session):
-                session.local_draft = None
-        # A method that a find replaces reads what it has missed when it drafts again.
-        return lookup_s + self._draft([(session, drafts) for session, drafts in wanted if session.local_draft is None])
-
-    def _draft(self, wanted: Sequence[tuple[VerifierSession, LocalDrafts]]) -> float:
-        """Drafts for the sessions, each with its method. Returns the seconds it took."""
         started = time.perf_counter()
         asked: dict[str, list[_Asked]] = {}
-        for session, drafts in wanted:
-            state = self._state(session, drafts.method)
-            if state is not None:
+        for session in sessions:
+            drafts = self._wanted(session)
+            state = self._state(session, drafts.method) if drafts is not None else None
+            if drafts is not None and state is not None:
                 asked.setdefault(drafts.method, []).append(_Asked(session, state, drafts))
         if not asked:
             return 0.0
@@ -122,13 +106,6 @@ class LocalDrafting:
             return None
         num_tokens = min(drafts.num_draft_tokens, session.draft_room(self.max_model_len))
         return dataclasses.replace(drafts, num_draft_tokens=num_tokens) if num_tokens > 0 else None
-
-    def _lookup(self, session: VerifierSession, drafts: LocalDrafts) -> LocalDrafts | None:
-        """The lookup that comes before these drafts; None: they come first."""
-        first = session.lookup_first
-        if first is None or drafts.method == LOOKUP or LOOKUP not in self.methods:
-            return None
-        return LocalDrafts(LOOKUP, min(first.num_draft_tokens, session.draft_room(self.max_model_len)))
 
     def _state(self, session: VerifierSession, name: str) -> _MethodState | None:
         states = self._states.setdefault(id(session), {})
@@ -208,16 +185,6 @@ class LocalDrafting:
         except Exception:
             log.exception("drafting with %s failed; the session continues without drafts", state.draft.spec.method)
             state.has_failed = True
-
-
-def _promises_more(session: VerifierSession) -> bool:
-    """Returns whether what was looked up is worth more than the draft that it would replace."""
-    draft, first = session.local_draft, session.lookup_first
-    if draft is None or draft.proposal is None or first is None or len(draft.proposal.token_ids) < _LEAST_FOUND:
-        return False
-    shares = [share / 256 for share in draft.proposal.confidence]
-    promised: float = sum(accumulate(shares, mul))
-    return promised > first.above
 
 
 def _report(session: VerifierSession, state: _MethodState, drafts: LocalDrafts, info: DraftMethodInfo) -> None:

@@ -37,17 +37,6 @@ class LocalDraft:
     seconds: float
 
 
-@dataclass(frozen=True)
-class LookupFirst:
-    """What LOOKUP finds replaces the draft of another method if it promises more accepted tokens than `above`.
-
-    num_draft_tokens: longest such draft.
-    """
-
-    num_draft_tokens: int
-    above: float
-
-
 @dataclass
 class VerifierSession:
     """One session. token_ids: prompt and committed output. KV of positions [0, num_computed) is in the cache."""
@@ -68,11 +57,10 @@ class VerifierSession:
     step_arrived_at: float = 0.0
     # Seconds from the commit before this step to the step: of the gateway, and its drafter if it asked one.
     away_s: float = 0.0
-    # The choices of `auto` (None: the gateway decides), its choice for the next round (None: nothing) and whether that
-    # is looked up first, the drafter's task for this round, and the output that each method has read.
+    # The choices of `auto` (None: the gateway decides), its choice for the next round (None: nothing), the drafter's
+    # task for this round, and the output that each method has read.
     auto: AutoDrafts | None = None
     auto_choice: LocalDrafts | None = None
-    lookup_first: LookupFirst | None = None
     wanted: NextDraft | None = None
     # Drafts from the request's prediction; None: it predicts nothing, or no round with `auto` has begun.
     predicted: PredictedDrafts | None = None

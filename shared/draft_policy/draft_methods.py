@@ -11,8 +11,7 @@ AUTO = "auto"
 OFF = "off"
 # Not a choice: names the drafts that a verifier with `auto` takes from a request's prediction.
 PREDICTION = "prediction"
-LOOKUP = "suffix"
-WITHOUT_CHECKPOINT = (LOOKUP, "ngram")
+WITHOUT_CHECKPOINT = ("suffix", "ngram")
 # From the files of the target itself.
 FROM_TARGET = ("mtp",)
 FROM_CHECKPOINT = ("eagle3", "dspark", "dflash", "eagle", "draft_model", "mlp_speculator", "medusa")

@@ -129,12 +129,6 @@ class DraftLength:
         """Seconds that the current choice's draft is worth waiting for: its gain if all of it is accepted."""
         return self.now.num_draft_tokens * self.plain_round_s
 
-    @property
-    def expected_accepted(self) -> float:
-        """Mean accepted tokens of the current choice's drafts, rounds without a draft included."""
-        method, length = self.now
-        return self._of(method).tokens(length)[length] - 1.0 if method else 0.0
-
     def observe(self, sample: RoundSample) -> None:
         """Learns from the round that was decided last."""
         load = self._enter(sample.num_open)
