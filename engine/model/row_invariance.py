@@ -15,7 +15,7 @@ from transformers import activations
 from transformers.pytorch_utils import Conv1D
 
 from outrider.engine.model.coded_weights import CodedLinear, pack
-from outrider.engine.model.row_invariant_experts import is_experts, pack_experts
+from outrider.engine.model.row_invariant_experts import is_experts, pack_experts, put_behind_interface
 from outrider.engine.model.row_invariant_modules import RowInvariantActivation, RowInvariantLinear, RowInvariantWeight
 from outrider.kernels.linear import cpu, cpu_panels
 
@@ -48,6 +48,7 @@ def make_row_invariant(model: torch.nn.Module, backend: str = "cpu") -> RowInvar
         names_of.setdefault(module, []).append(name)
     while names_of:  # popped one by one, so that each plain weight is freed before the next is packed
         module, names = names_of.popitem()
+        put_behind_interface(module)
         if is_experts(module):
             num_experts += pack_experts(module, backend)
         elif isinstance(module, CodedLinear):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ from outrider.shared.machine.memory import give_back_freed_memory
 
 EXPERTS_NAME = "outrider_experts"
 PACKED = "outrider_packed_experts"  # the attribute with the packed experts
+# transformers' experts that hold weights and a gate as its interface has them, but are not behind it.
+_OUTSIDE_INTERFACE = ("Step3p7Experts",)
 _MAX_TILE_ELEMENTS = 16_384  # elements; torch splits larger elementwise ranges over threads
 
 
@@ -42,6 +45,15 @@ def register_experts() -> None:
 def is_experts(module: torch.nn.Module) -> bool:
     """Returns whether transformers dispatches this module through its experts interface."""
     return all(hasattr(module, name) for name in ("has_gate", "has_bias", "is_transposed", "down_proj"))
+
+
+def put_behind_interface(module: torch.nn.Module) -> None:
+    """Makes experts outside transformers' interface look as if they were behind it; leaves other modules alone."""
+    if type(module).__name__ in _OUTSIDE_INTERFACE and not is_experts(module):
+        experts: Any = module
+        experts.has_gate = True
+        experts.has_bias = experts.is_transposed = experts.has_post_expert_norm = False
+        experts.forward = partial(experts_forward, experts)
 
 
 def weight_names(experts: Any) -> tuple[str, str]:
