@@ -2,7 +2,7 @@
 
 They have a plain Llama config; `fc`, `layers.*`, and usually the target's embedding; no norm before the first or after
 the last layer, which Mistral's heads have, and no output head. Not here: EAGLE-3 (eagle3.py), the head itself
-(drafting.heads.eagle), Mistral's own layout (engine/model/mistral_folder.py).
+(drafting.heads.eagle), Mistral's own layout (engine/model/folders/mistral_folder.py).
 """
 
 from __future__ import annotations

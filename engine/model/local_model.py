@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from outrider.engine.model.folders.mistral_folder import mistral_folder
+from outrider.engine.model.folders.tokenizer_folder import tokenizer_folder
 from outrider.engine.model.gguf.folder import model_folder
-from outrider.engine.model.mistral_folder import mistral_folder
-from outrider.engine.model.tokenizer_folder import tokenizer_folder
 from outrider.shared.checkpoint.hub import local_checkpoint
 
 

@@ -10,8 +10,8 @@ import json
 from pathlib import Path
 
 from outrider.engine.errors import ModelRefused
+from outrider.engine.model.folders.made_folder import made_folder
 from outrider.engine.model.gguf.file import GgufFile, parts_of
-from outrider.engine.model.made_folder import made_folder
 from outrider.shared.checkpoint.file_names import GGUF_PARTS
 from outrider.shared.checkpoint.quantization import require_readable
 from outrider.shared.errors import ConfigError

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from outrider.engine.errors import ModelRefused
-from outrider.engine.model.made_folder import made_folder
+from outrider.engine.model.folders.made_folder import made_folder
 from outrider.shared.checkpoint.file_names import older_tokenizer
 
 # version of the written files; changing it remakes the folders

@@ -10,17 +10,18 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
 from outrider.engine.errors import ModelRefused
-from outrider.engine.model.made_folder import made_folder
+from outrider.engine.model.folders.made_folder import made_folder
 from outrider.shared.checkpoint.file_names import PARAMS_FILE, native_weights
 from outrider.shared.checkpoint.json_file import read_object
 from outrider.shared.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
 
 # version of the written files; changing it remakes the folders
 _VERSION = 1
@@ -69,6 +70,8 @@ def mistral_folder(path: str) -> str:
 
 
 def _make(path: str, weights: list[Path], folder: Path) -> None:
+    from safetensors.torch import load_file, save_file  # imports torch, which most commands do without
+
     try:
         params = read_object(Path(path) / PARAMS_FILE)
         tensors = {name: tensor for file in weights for name, tensor in load_file(file).items()}

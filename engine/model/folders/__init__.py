@@ -1,0 +1,1 @@
+"""Folders that the engine makes of checkpoints in other layouts than transformers reads."""
