@@ -167,7 +167,7 @@ class LiveService:
 
     def _known_methods(self) -> set[str]:
         """Returns every method ever offered: a request for one is served without drafts while its drafters are away."""
-        verifiers, drafters = self._generation.verifiers.healthy(), self._generation.drafters.healthy()
+        verifiers, drafters = self._generation.verifiers.members, self._generation.drafters.members
         offered = [member.info.methods for member in drafters if member.info is not None]
         offered += [member.info.local_methods for member in verifiers if member.info is not None]
         self._methods.update(method.name for methods in offered for method in methods)

@@ -190,7 +190,6 @@ MUTANTS: dict[str, Patch] = {
     "a claim that leaves the old holder": _script(
         "CLAIM", "redis.call('HSET', KEYS[index], 'term', term, 'holder', ARGV[1])", ""
     ),
-    "epochs that tell terms apart, not connections": _epochs_by_term_alone,
     "emit before commit": _emits_first,
     "a resumption one token late": _resumes_one_late,
     "a resumption without a claim": _claims_nothing,
@@ -213,6 +212,7 @@ UNSEEN: dict[str, Patch] = {
     "a late restore removes what was appended since": _script(
         "RESTORE", "if fence[1] == ARGV[1] and length(KEYS[1]) > end_len then return 1 end", ""
     ),
+    "epochs that tell terms apart, not connections": _epochs_by_term_alone,
     "a resumption that forgets what was seen": _forgets_seen,
     "an append behind another gateway's tokens": _script("APPEND", "if is_lost then return -1 end", ""),
 }

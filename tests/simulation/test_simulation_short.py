@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 MENDED = {
     126: "a stream without a seed was resumed over tokens that were drawn again",
     351: "a half-open connection to Redis while scripts were loaded stopped all commits",
+    802: "a method whose drafters went before the gateway's first request was refused as unknown",
     1465: "a power loss of Redis gave a session's epoch out again, and a stream was resumed over its other tokens",
 }
 NUM_SEEDS, NUM_MORE_SEEDS = 40, 1_000
