@@ -23,8 +23,8 @@ pytestmark = pytest.mark.storm
 # A first completion on a busy machine.
 TIMEOUT_S = 280
 BLOCKS = blocks()
-# The log tells of what was there once.
-PROSE = [page for page in pages() if page.name != "log.md"]
+# The log tells of what was there once; the page of recipes has the options of vLLM.
+PROSE = [page for page in pages() if page.name not in ("log.md", "recipes.md")]
 # Flags of other programs that the prose names.
 FOREIGN_FLAGS = {
     "--strict",

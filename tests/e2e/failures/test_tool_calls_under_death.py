@@ -1,5 +1,4 @@
-"""A verifier, a drafter or a gateway dies in the middle of tool calls' arguments: the calls are those of a quiet run,
-and their receipts are confirmed.
+"""A verifier, a drafter or a gateway dies in the middle of tool calls' arguments: the calls are those of a quiet run.
 
 Four streams at once, one per draft method, so each death hits all of them. n-gram and suffix drafts are the verifier's
 own, which take the grammar into account; the draft model's come from the drafter.
@@ -10,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import httpx
@@ -18,7 +17,6 @@ import pytest
 from e2e_gateways import HTTP_TIMEOUT_S, Told, read_events
 from e2e_rest import speculation
 
-from outrider.offline.verify import ReceiptVerifier, read_answer
 from tests.chaos.fleet import START_TIMEOUT_S, Fleet
 from tests.e2e.e2e_pace import FEW_AHEAD, paced
 
@@ -76,12 +74,6 @@ async def fleet(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[CallF
             yield parts
 
 
-@pytest.fixture(scope="module")
-def verifier(fleet: CallFleet) -> Iterator[ReceiptVerifier]:
-    with ReceiptVerifier(fleet.target.model, use_tqdm_on_load=False) as opened:
-        yield opened
-
-
 async def wait_ready(url: str) -> None:
     """Until the gateway has reached its verifier."""
     async with asyncio.timeout(START_TIMEOUT_S), httpx.AsyncClient(base_url=url, timeout=HTTP_TIMEOUT_S) as http:
@@ -96,7 +88,6 @@ def body(case: str, law: str, method: str) -> dict[str, Any]:
         "parallel_tool_calls": False,
         "max_tokens": 600,
         "stream": True,
-        "receipt": True,
         "return_token_ids": True,
         **CASES[case],
         **LAWS[law],
@@ -153,9 +144,7 @@ class Kill:
 @pytest.mark.parametrize("law", LAWS)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("victim", ["verifier-0", "drafter-0", "gateway-0"])
-async def test_the_calls_are_those_of_a_quiet_run(
-    fleet: CallFleet, verifier: ReceiptVerifier, victim: str, case: str, law: str
-) -> None:
+async def test_the_calls_are_those_of_a_quiet_run(fleet: CallFleet, victim: str, case: str, law: str) -> None:
     first_url, other_url = fleet.urls
     async with (
         httpx.AsyncClient(base_url=first_url, timeout=HTTP_TIMEOUT_S) as http,
@@ -189,7 +178,6 @@ async def test_the_calls_are_those_of_a_quiet_run(
                 whole += await read_events(other, "POST", CHAT, last_event_id=first.last_id)
             assert whole.done, (method, whole.error)
             assert message_of(whole) == quiet, method
-            assert verifier.verify(read_answer("\n\n".join(whole.blocks), method)).exit_code == 0, method
             await _check_resumes(other, whole)
     if part.process is None:
         part.start()
