@@ -133,17 +133,17 @@ class AnswerStream:
         """
         account, options = self._shape.account, self._shape.options
         account.check_finished()
-        fields: dict[str, Any] = {}
-        if options.include_usage:
-            fields["usage"] = account.usage()
-            metrics = account.metrics()
-            if metrics is not None:
-                fields["metrics"] = metrics
-        if options.receipt:
-            fields["receipt"] = self._shape.receipt(self._token_ids)
         events = ""
-        if fields and not self._seen.ended:
-            events = self._numbered({"choices": [], **fields}, EventCursor(tuple(self._reached), ended=True))
+        if (options.include_usage or options.receipt) and not self._seen.ended:
+            fields: dict[str, Any] = {"choices": []}
+            if options.include_usage:
+                fields["usage"] = account.usage()
+                metrics = account.metrics()
+                if metrics is not None:
+                    fields["metrics"] = metrics
+            if options.receipt:
+                fields["receipt"] = self._shape.receipt(self._token_ids)
+            events = self._numbered(fields, EventCursor(tuple(self._reached), ended=True))
         return (events + "data: [DONE]\n\n").encode()
 
     def failed(self, error: ErrorAnswer) -> bytes:
