@@ -13,6 +13,7 @@ from typing import Any
 from outrider.client.doctor.check import Check
 from outrider.shared.checkpoint.draft_heads import is_draft_head, longest_context, mismatch, target_name
 from outrider.shared.checkpoint.file_names import linked_parts, older_tokenizer, weight_files
+from outrider.shared.checkpoint.json_file import text_config
 from outrider.shared.errors import ConfigError
 
 _HEADER_LEN_BYTES = 8
@@ -57,10 +58,9 @@ def check_context(target: str, max_model_len: int) -> Iterator[Check]:
 def check_ranks(target: str, num_ranks: int) -> Iterator[Check]:
     """Checks that each rank of --tensor-parallel-size gets a KV head; latents (MLA) are shared by attention heads."""
     try:
-        config = _read_object(Path(target) / "config.json")
+        config = text_config(_read_object(Path(target) / "config.json"))
     except Damaged:
         return  # which another check reports
-    config = config.get("text_config") or config
     heads = "num_attention_heads" if "kv_lora_rank" in config else "num_key_value_heads"
     num_heads = config.get(heads) or config.get("num_attention_heads")
     if isinstance(num_heads, int) and num_ranks > num_heads:

@@ -13,7 +13,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from outrider.shared.checkpoint.file_names import linked_parts, weight_files
-from outrider.shared.checkpoint.json_file import read_object
+from outrider.shared.checkpoint.json_file import read_object, text_config
 from outrider.shared.errors import ConfigError
 
 _NAMED = re.compile(r"eagle|medusa|speculator|dflash|dspark|mtp", re.IGNORECASE)
@@ -52,9 +52,9 @@ def target_name(head: Mapping[str, Any]) -> str:
     return str(verifier.get("name_or_path") or head.get("base_model_name_or_path") or "")
 
 
-def mismatch(head: Mapping[str, Any], target: Mapping[str, Any]) -> str:
+def mismatch(head: Mapping[str, Any], target: dict[str, Any]) -> str:
     """Returns why a head cannot be for this target, by the sizes that both configs name; "": it may be."""
-    inner, text = head.get("transformer_layer_config") or head, target.get("text_config") or target
+    inner, text = head.get("transformer_layer_config") or head, text_config(target)
     hidden = head.get("target_hidden_size") or inner.get("hidden_size") or head.get("emb_dim")
     for name, found in (("hidden_size", hidden), ("vocab_size", inner.get("vocab_size"))):
         wanted = text.get(name)
@@ -63,9 +63,9 @@ def mismatch(head: Mapping[str, Any], target: Mapping[str, Any]) -> str:
     return ""
 
 
-def longest_context(config: Mapping[str, Any]) -> int | None:
+def longest_context(config: dict[str, Any]) -> int | None:
     """Positions that a model's config names; None: it names none."""
-    text = config.get("text_config") or config
+    text = text_config(config)
     return next((text[name] for name in _CONTEXT_FIELDS if isinstance(text.get(name), int)), None)
 
 

@@ -1,4 +1,4 @@
-"""One of a checkpoint's JSON files."""
+"""One of a checkpoint's JSON files, and the part of a config that is about text."""
 
 from __future__ import annotations
 
@@ -20,3 +20,9 @@ def read_object(file: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ConfigError(f"{file} is a JSON {type(found).__name__}, not an object")
     return found
+
+
+def text_config(config: dict[str, Any]) -> dict[str, Any]:
+    """Returns the text model's part of a config.json: the whole of it, unless the model is multimodal."""
+    nested = config.get("text_config")
+    return nested if isinstance(nested, dict) else config

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.shared.checkpoint.file_names import linked_parts, weight_files
-from outrider.shared.checkpoint.json_file import read_object
+from outrider.shared.checkpoint.json_file import read_object, text_config
 from outrider.shared.errors import ConfigError
 
 _HEADER_LEN_BYTES = 8
@@ -104,7 +104,7 @@ def _family(folder: Path) -> tuple[MtpNames, dict[str, Any]]:
     if linked_parts(folder):
         raise ConfigError("method mtp needs the target's MTP layers, and those of a .gguf file are not read")
     whole = read_object(folder / "config.json")
-    config = _text_config(whole)
+    config = text_config(whole)
     model_type = str(config.get("model_type"))
     model_type = _TEXT_TYPES.get(str(whole.get("model_type")), _TEXT_TYPES.get(model_type, model_type))
     known = MTP_NAMES.get(model_type)
@@ -142,11 +142,6 @@ def require_consistent(known: MtpNames, config: dict[str, Any], tensor_names: Co
     if count < 1:
         raise ConfigError("the target has no MTP layers, so method mtp cannot draft for it; use another method")
     return count
-
-
-def _text_config(config: dict[str, Any]) -> dict[str, Any]:
-    nested = config.get("text_config")
-    return nested if isinstance(nested, dict) else config
 
 
 def _tensor_names(folder: Path) -> Collection[str] | None:
