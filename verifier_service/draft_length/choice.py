@@ -7,7 +7,7 @@ drafts are made (local_drafting), or asked of a drafter (gateway/proposals).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from outrider.verifier_service.draft_length.limits import (
     LOOK_LENGTH,
     LOOK_ROUNDS,
     MIN_GAIN,
+    OUTLIER,
     PLAIN_ROUNDS,
     RATE_MEMORY,
     SETTLE_ROUNDS,
@@ -79,10 +80,10 @@ class Look:
     num_rounds: int = 0
     num_drafts: int = 0
 
-    def observe(self, sample: RoundSample, plain_tokens_per_s: float) -> None:
+    def observe(self, sample: RoundSample, seconds: float, plain_tokens_per_s: float) -> None:
         self.num_rounds += 1
         self.num_drafts += len(sample.drafts)
-        self.cost_s += sample.seconds - sample.tokens / (plain_tokens_per_s * self.usual_gain)
+        self.cost_s += seconds - sample.tokens / (plain_tokens_per_s * self.usual_gain)
 
 
 @dataclass
@@ -140,6 +141,7 @@ class DraftLength:
             found = [(draft.num_accepted, draft.num_proposed) for draft in drafts if draft.num_proposed]
             self._of(name).observe(found, len(drafts), max(draft.num_asked for draft in drafts))
         load.batch_sessions += COST_WEIGHT * (sample.num_sessions - load.batch_sessions)
+        charged_s = self._charged_s(load, sample, methods, length) if plain_s else sample.seconds
         self._rounds_since_change += 1
         self._num_rounds += 1
         if len(methods) == 1 and not sample.is_catch_up:
@@ -148,7 +150,7 @@ class DraftLength:
             return
         if plain_s:
             plain_seconds = sample.tokens / load.plain.tokens_per_s
-            self.ledger.observe(plain_seconds, sample.seconds, plain_s)
+            self.ledger.observe(plain_seconds, charged_s, plain_s)
         load.since_look_s += sample.seconds
         # A round in which no session could draft, as the first after a prompt, says little of plain decoding.
         is_plain = not methods and not self.now.method
@@ -156,16 +158,32 @@ class DraftLength:
         paid_s = self.ledger.look_share(is_drafting=bool(self._usual.method)) * sample.seconds
         load.look_debt_s = max(0.0, load.look_debt_s - paid_s)
         if self._look is not None:
-            self._look.observe(sample, load.plain.tokens_per_s)
+            self._look.observe(sample, charged_s, load.plain.tokens_per_s)
         if self._rounds_since_change <= SETTLE_ROUNDS and load.plain.count:
             return
         if is_plain:
             load.plain.add(sample.tokens, sample.seconds)
         elif len(methods) == 1 and plain_s and 2 * len(sample.drafts) > sample.num_sessions:
-            costs = self._costs(load, *methods)
-            costs.drafted.add(sample.tokens, sample.seconds)
-            rows_s = self._rows_s(load, costs, length, self._of(*methods).proposed)
-            costs.modelled.add(0.0, plain_s + rows_s[length] + costs.time.seconds(length))
+            self._costs(load, *methods).drafted.add(sample.tokens, sample.seconds)
+            modelled_s = self._modelled_s(load, next(iter(methods)), length)
+            self._costs(load, *methods).modelled.add(0.0, modelled_s)
+
+    def _charged_s(self, load: LoadCosts, sample: RoundSample, methods: Collection[str], length: int) -> float:
+        """Returns the seconds of a round that the account and a look are charged with: no outlier's.
+
+        A kernel that is compiled, or a graph that is captured, takes as long as hundreds of rounds, once. Catching up
+        with a prompt is charged whole: every session does it.
+        """
+        if sample.is_catch_up:
+            return sample.seconds
+        usual_s = max((self._modelled_s(load, name, length) for name in methods), default=load.plain.mean_s)
+        return min(sample.seconds, OUTLIER * usual_s)
+
+    def _modelled_s(self, load: LoadCosts, method: str, length: int) -> float:
+        """Returns the seconds of a round with drafts of `length` tokens, by the model."""
+        costs = self._costs(load, method)
+        rows_s = self._rows_s(load, costs, length, self._of(method).proposed)
+        return load.plain.mean_s + rows_s[length] + costs.time.seconds(length)
 
     # ---- the usual choice ----
 
@@ -232,11 +250,13 @@ class DraftLength:
         An untried method does not wait until past looks are paid for.
         """
         plain_s = load.plain.mean_s
-        if load.since_look_s < 4 * LOOK_ROUNDS * plain_s:
+        # Judged with the gains, every LOOK_ROUNDS rounds: that takes longer than a cheap draft.
+        if load.since_look_s < 4 * LOOK_ROUNDS * plain_s or load.gains_at != self._num_rounds:
+            return None
+        if load.look_debt_s > 0.0 and all(self._of(name).is_known for name in limits):
             return None
         at = self._look_at(load, limits, gains, usual_gain)
-        is_unpaid = load.look_debt_s > 0.0 and (not at.method or self._of(at.method).is_known)
-        if is_unpaid or at == self._usual:
+        if at == self._usual:
             return None
         gain = gains[at.method][at.num_draft_tokens] if at.method else 1.0
         num_rounds = SETTLE_ROUNDS + (LOOK_ROUNDS if at.method else PLAIN_ROUNDS)

@@ -140,3 +140,14 @@ def test_a_draft_is_waited_for_as_long_as_it_gains() -> None:
     machine.run(300)
     assert machine.choices[-1] == Choice("draft_model", 4)
     assert machine.policy.patience_s == pytest.approx(4 * PLAIN_S)
+
+
+def test_one_round_that_takes_a_hundred_times_as_long_does_not_end_drafting() -> None:
+    """As when a graph is captured, or a kernel compiled, at the first draft of a new size."""
+    machine = Machine({"head": 4}, {"head": 3}, 0.001)
+    machine.run(60)
+    assert machine.choices[-1].method == "head"
+    machine.policy.decide(machine.limits)
+    machine.policy.observe(RoundSample(1, 1, 4, 100 * PLAIN_S, [Drafted("head", 4, 4, 3)], 99 * PLAIN_S))
+    machine.run(40)
+    assert [choice.method for choice in machine.choices[-40:]].count("head") > 20
