@@ -38,7 +38,7 @@ def main(
     dtype: Annotated[
         Literal["auto", "bfloat16", "float16", "float32"], typer.Option(help="Of weights and KV cache.")
     ] = "auto",
-    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where the model runs.")] = "cpu",
+    device: Annotated[Literal["auto", "cpu", "cuda"], typer.Option(help="Where the model runs.")] = "auto",
     threads: Annotated[int, typer.Option(min=0, help="0: every core.")] = 0,
     tensor_parallel_size: Annotated[int, typer.Option(min=1, help="Processes that share the model.")] = 1,
     kv_cache_dtype: Annotated[str, typer.Option(help="auto, fp8 or int8.")] = "auto",

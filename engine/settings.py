@@ -14,7 +14,9 @@ class ModelSettings:
         "Weights and KV cache; float16 weights are computed in float32.",
         choices=("auto", "half", "float16", "bfloat16", "float", "float32"),
     )
-    device: str = setting("cpu", "Where models run.", choices=("cpu", "cuda"))
+    device: str = setting(
+        "auto", "Where models run; auto: on the GPU where torch sees one.", choices=("auto", "cpu", "cuda")
+    )
     attention_backend: str = setting(
         "auto",
         "Attention kernel; auto takes the fastest for the device.",

@@ -68,7 +68,7 @@ class OfflineEngine:
         enable_prefix_caching: bool = True,
         num_threads: int = 0,
         tensor_parallel_size: int = 1,
-        device: str = "cpu",
+        device: str = "auto",
         enforce_eager: bool = False,
         generation_config: str = "auto",
         override_generation_config: Mapping[str, Any] | None = None,

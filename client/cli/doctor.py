@@ -16,7 +16,7 @@ from outrider.client.stack.commands import StackSettings
 from outrider.shared.command_line import from_arguments
 from outrider.shared.errors import ConfigError, InvalidRequest
 
-Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
 KvCacheMb = Annotated[int, typer.Option(min=1, help="The verifier's KV cache, in MiB.")]
 Certificate = Annotated[bool, typer.Option(help="Load the target and prove that exact mode holds.")]
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
@@ -31,7 +31,7 @@ def doctor(
     redis_url: RedisUrl = "",
     dtype: Dtype = "auto",
     speculative_config: SpecConfig = "",
-    device: Device = "cpu",
+    device: Device = "auto",
     kv_cache_mb: KvCacheMb = 512,
     certificate: Certificate = True,
     run_dir: RunDir = DEFAULT_RUN_DIR,
@@ -50,8 +50,8 @@ def doctor(
       outrider doctor --no-certificate --json
     """
     with clear_errors():
-        if device not in ("cpu", "cuda"):
-            raise InvalidRequest(f"--device must be cpu or cuda, not {device}")
+        if device not in ("auto", "cpu", "cuda"):
+            raise InvalidRequest(f"--device must be auto, cpu or cuda, not {device}")
         look = _all_checks()
         settings = from_arguments(StackSettings, locals())
         found = []

@@ -110,7 +110,7 @@ REFUSED = by_option(
         "set the variable HF_TOKEN": "--hf-token",
         "with --kv-cache-dtype all layers have 8 bits; leave the option out": "--kv-cache-dtype-skip-layers",
         _HEADLESS: "--headless --node-rank --data-parallel-start-rank",
-        "set OUTRIDER_DEVICE to cpu or cuda": "--device",
+        "set OUTRIDER_DEVICE to auto, cpu or cuda": "--device",
         "llguidance serves all structured outputs, and has no such setting": """--structured-outputs-config
             --logits-processor-pattern""",
         "parsers are built in; choose one with --reasoning-parser": "--reasoning-config",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,10 @@ def build_methods(
     """
     methods: dict[str, DraftMethod] = {}
     planned = plan_methods(settings.draft_model, settings.methods, settings.target_model, prefix=prefix)
+    if planned.keys() - _WITHOUT_CHECKPOINT.keys():
+        from outrider.engine.model.load import resolve_device  # loads torch
+
+        settings = replace(settings, device=resolve_device(settings.device).type)
     for name, path in planned.items():
         if name in _FROM_TARGET:
             methods[name] = _FROM_TARGET[name](settings, path, report, loaded)

@@ -86,7 +86,7 @@ def load_model(
     report = on_progress or (lambda _message: None)
     if num_threads is not None:
         torch.set_num_threads(num_threads)
-    torch_device = _resolve_device(device)
+    torch_device = resolve_device(device)
     ops = resolve_attention_ops(attention_backend, torch_device)
     logger.info("attention backend %s on %s", ops.backend, torch_device)
     path = local_model(path, "model")
@@ -204,7 +204,8 @@ def _warm_up(loaded: LoadedModel) -> None:
         raise ModelRefused(loaded.path, cause, 'use attention_backend="reference", which is slow') from error
 
 
-def _resolve_device(device: str) -> torch.device:
+def resolve_device(device: str) -> torch.device:
+    """Returns the device of "auto", "cpu" or "cuda". Raises BackendUnavailable."""
     if device not in ("auto", "cpu", "cuda"):
         raise BackendUnavailable(f"device={device!r}: choose one of auto, cpu, cuda")
     if device == "cuda" and not torch.cuda.is_available():
