@@ -21,6 +21,7 @@ from outrider.engine.model.lean.module_calls import Probe
 from outrider.engine.model.quantised.pack_linears import pack_linears
 from outrider.engine.model.row_invariance import make_row_invariant
 from outrider.engine.run.cpu_graphs import RecordedForwards
+from outrider.engine.run.cuda_graphs import GraphedForwards, to_device
 
 
 class FeatureHead(Protocol):
@@ -59,8 +60,8 @@ class PagedModule:
     ) -> None:
         """Moves the head to the device and replaces its modules by leaner ones.
 
-        The head must have been built with attn_implementation=ATTENTION_NAME. graphs: on the CPU, small batches run as
-        recorded forwards.
+        The head must have been built with attn_implementation=ATTENTION_NAME. graphs: small batches run as
+        recorded forwards on the CPU, and as CUDA graphs on a GPU.
         """
         register_attention()
         self.head = head
@@ -113,8 +114,10 @@ class PagedHead(PagedModule):
         """See PagedModule."""
         self._no_features = torch.zeros(head.config.decoder.hidden_size, dtype=dtype, device=memory.get("device"))
         super().__init__(head, ops, dtype, graphs=graphs, **memory)
-        self._recorded: RecordedForwards | None = None
-        if self.is_recordable:
+        self._recorded: RecordedForwards | GraphedForwards | None = None
+        if graphs and self.device.type == "cuda":
+            self._recorded = GraphedForwards(self._net_forward, self.device, carried_like=self._no_features)
+        elif self.is_recordable:
             module: Any = head
             self._recorded = RecordedForwards(
                 self._net_forward,
@@ -128,13 +131,14 @@ class PagedHead(PagedModule):
     @torch.inference_mode()
     def forward(self, rows: Sequence[SessionRows], features: torch.Tensor) -> torch.Tensor:
         """Maps features [T, H] of all rows in order -> next features [T, H]; writes keys and values."""
-        batch = build_batch(rows, self.blocks.block_size, self.device)
-        if self._recorded is None:
-            return self.compute(batch, features)
-        # Every row is requested, whichever logits are wanted: a recorded forward returns a row's features here.
-        every_row = torch.arange(len(features), device=self.device)
-        found = self._recorded.run(dataclasses.replace(batch, logits_rows=every_row), features)
-        return self.compute(batch, features) if found is None else _copied(found[0])
+        batch = build_batch(rows, self.blocks.block_size)
+        if self._recorded is not None:
+            # Every row is requested, whichever logits are wanted: a recorded forward returns a row's features here.
+            every_row = torch.arange(len(features))
+            found = self._recorded.run(dataclasses.replace(batch, logits_rows=every_row), features)
+            if found is not None:
+                return _copied(found[0])
+        return self.compute(to_device(batch, self.device), features)
 
     @torch.inference_mode()
     def compute(self, batch: ForwardBatch, features: torch.Tensor) -> torch.Tensor:
@@ -155,7 +159,9 @@ class PagedHead(PagedModule):
 
 @torch.inference_mode()
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    """Copies on this thread alone: torch's clone wakes the thread team (16 rows of logits, busy machine: 3 ms)."""
+    """On the CPU by this thread alone: torch's clone wakes the thread team (16 rows of logits, busy machine: 3 ms)."""
+    if tensor.device.type != "cpu":
+        return tensor.clone()
     tensor = tensor.contiguous()
     copy = torch.empty_like(tensor)
     ctypes.memmove(copy.data_ptr(), tensor.data_ptr(), tensor.nbytes)

@@ -21,8 +21,9 @@ from outrider.engine.run.row_buckets import Bucket, bucket_of, empty_batch, fill
 # forwards before a capture, on a side stream; they compile kernels and allocate libraries' workspaces
 _WARM_UPS = 2
 
-# Runs a forward on device tensors; returns logits [R, V] and the tapped hidden states [T, H] per layer.
-DeviceForward = Callable[[ForwardBatch], tuple[torch.Tensor, dict[int, torch.Tensor]]]
+# Runs a forward on device tensors, with its further input if it has one; returns logits [R, V] and the tapped hidden
+# states [T, H] per layer.
+DeviceForward = Callable[[ForwardBatch, torch.Tensor | None], tuple[torch.Tensor, dict[int, torch.Tensor]]]
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class _Captured:
     graph: Any  # torch.cuda.CUDAGraph
     host: ForwardBatch  # pinned
     device: ForwardBatch
+    carried: torch.Tensor | None  # on the device
     logits: torch.Tensor
     hidden: dict[int, torch.Tensor]
 
@@ -37,19 +39,27 @@ class _Captured:
 class GraphedForwards:
     """Captures and replays forwards of host batches: `run` returns what `forward` would, or None if no bucket fits."""
 
-    def __init__(self, forward: DeviceForward, device: torch.device) -> None:
+    def __init__(
+        self, forward: DeviceForward, device: torch.device, *, carried_like: torch.Tensor | None = None
+    ) -> None:
+        """Takes the forward. carried_like: one row of its further input; None: it has none."""
         self._forward = forward
         self._device = device
+        self._carried_like = carried_like
         self._pool: Any = None
         self._captured: dict[tuple[Bucket, tuple[int, ...]], _Captured] = {}
 
     def run(
-        self, batch: ForwardBatch, tap_layers: tuple[int, ...], on_start: Callable[[], None]
+        self,
+        batch: ForwardBatch,
+        carried: torch.Tensor | None = None,
+        tap_layers: tuple[int, ...] = (),
+        on_start: Callable[[], None] | None = None,
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]] | None:
         """Replays the batch's forward, after capturing it if need be.
 
-        tap_layers: the layers that the forward taps now, part of the capture's key. on_start: called after the graph
-        was launched.
+        carried: the further input, on the device. tap_layers: the layers that the forward taps now, part of the
+        capture's key. on_start: called after the graph was launched.
         """
         bucket = bucket_of(batch)
         if bucket is None:
@@ -63,22 +73,27 @@ class GraphedForwards:
             torch.cuda.current_stream(self._device).synchronize()
         fill(captured.host, batch)
         _copy(captured.host, captured.device)
+        if captured.carried is not None and carried is not None:
+            captured.carried[: carried.shape[0]].copy_(carried)
         captured.graph.replay()
-        on_start()
+        if on_start is not None:
+            on_start()
         num_rows = batch.token_ids.shape[0]
         return captured.logits[:num_rows], {layer: rows[:num_rows] for layer, rows in captured.hidden.items()}
 
     def _capture(self, bucket: Bucket) -> _Captured:
         host = empty_batch(bucket).mapped(torch.Tensor.pin_memory)
         device = empty_batch(bucket, self._device)
+        like = self._carried_like
+        carried = None if like is None else like.new_zeros(bucket.num_rows, len(like))
         results: list[tuple[torch.Tensor, dict[int, torch.Tensor]]] = []
 
         def forward() -> None:
-            results[:] = [self._forward(device)]
+            results[:] = [self._forward(device, carried)]
 
         graph = captured_graph(forward, self._device, self._pool)
         self._pool = graph.pool()
-        return _Captured(graph, host, device, *results[0])
+        return _Captured(graph, host, device, carried, *results[0])
 
 
 def captured_graph(compute: Callable[[], None], device: torch.device, pool: Any = None) -> Any:

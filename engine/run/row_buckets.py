@@ -15,6 +15,10 @@ from outrider.engine.attention.batch import ForwardBatch
 from outrider.kernels.recurrent.rows import RecurrentRows
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
+# blocks; the narrowest padded block table, and how much wider the next one is; 512 positions of blocks of 16 are one
+# split of the attention kernel, and a growing session then meets a new width, which has to be captured, three times on
+# its way to 16,000 positions
+_LEAST_WIDTH, _WIDTH_RATIO = 32, 4
 NO_SLOT = -1
 
 
@@ -36,7 +40,15 @@ def bucket_of(batch: ForwardBatch) -> Bucket | None:
     rows = padded_num_rows(num_rows, ROW_BUCKETS) if batch.logits_rows.shape[0] == num_rows else None
     width = batch.block_tables.shape[1]
     most_kept = None if batch.recurrent is None else _power_of_two(batch.recurrent.kept_rows.shape[1])
-    return None if rows is None else Bucket(rows, _power_of_two(width), most_kept)
+    return None if rows is None else Bucket(rows, padded_table_width(width), most_kept)
+
+
+def padded_table_width(num_blocks: int) -> int:
+    """Returns the smallest width of padded block tables that holds num_blocks."""
+    width = _LEAST_WIDTH
+    while width < num_blocks:
+        width *= _WIDTH_RATIO
+    return width
 
 
 def _power_of_two(number: int) -> int:

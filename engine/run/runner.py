@@ -51,7 +51,7 @@ class ModelRunner:
         self.states = states
         self._graphs: GraphedForwards | RecordedForwards | None = None
         if graphs and loaded.device.type == "cuda" and loaded.leader is None:
-            self._graphs = GraphedForwards(self._compute, loaded.device)
+            self._graphs = GraphedForwards(lambda batch, _carried: self._compute(batch), loaded.device)
         elif graphs and is_recordable(loaded):
             table_width = min(cache.num_blocks, -(-loaded.max_model_len // cache.block_size))
             self._graphs = RecordedForwards(

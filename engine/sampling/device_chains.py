@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from outrider.engine.attention.batch import ForwardBatch
 from outrider.engine.run.cuda_graphs import captured_graph
-from outrider.engine.run.row_buckets import NO_SLOT, ROW_BUCKETS
+from outrider.engine.run.row_buckets import NO_SLOT, ROW_BUCKETS, padded_table_width
 from outrider.engine.sampling.chains import ChainForward, ChainStart, DrawnToken
 from outrider.engine.sampling.device_draws import Drawn, DrawTables, any_laws, chains_on_host, draw_rows
 from outrider.kernels.sampling_support.transforms import Transforms
@@ -56,7 +56,7 @@ class DeviceChains:
         return chains_on_host(steps.drawn, chains)
 
     def _steps_for(self, num_sessions: int, num_blocks: int, *, with_laws: bool) -> _Steps:
-        width = 1 << max(0, num_blocks - 1).bit_length()
+        width = padded_table_width(num_blocks)
         num_rows = next((size for size in ROW_BUCKETS if size >= num_sessions), None)
         if num_rows is None or not self._forward.uses_graphs or self._forward.device.type != "cuda":
             return _Steps(self._forward, num_sessions, width, with_laws=with_laws)

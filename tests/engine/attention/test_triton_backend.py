@@ -84,7 +84,7 @@ def test_padding_changes_no_bit(loaded: LoadedModel) -> None:
     sessions = [SessionRows(_TOKENS[:3], 0, [2], 3), SessionRows(_TOKENS[4:6], 0, [6], 2)]
     batch = build_batch(sessions, 16)
     bucket = bucket_of(batch)
-    assert bucket == Bucket(8, 1)
+    assert bucket == Bucket(8, 32)
     padded = empty_batch(bucket)
     fill(padded, build_batch([SessionRows(_TOKENS[:8], 0, [1], 8)], 16))  # what stood there before leaves no trace
     fill(padded, batch)
@@ -100,7 +100,7 @@ def test_batches_find_their_bucket() -> None:
         return build_batch([SessionRows([1] * num_rows, 0, list(range(num_blocks)), num_logits)], 256)
 
     for size in ROW_BUCKETS:
-        assert bucket_of(batch(size, size)) == Bucket(size, 1)
-    assert bucket_of(batch(9, 9, 3)) == Bucket(16, 4)
+        assert bucket_of(batch(size, size)) == Bucket(size, 32)
+    assert bucket_of(batch(9, 9, 33)) == Bucket(16, 128)
     assert bucket_of(batch(9, 8)) is None  # a prefill
     assert bucket_of(batch(129, 129)) is None

@@ -142,7 +142,7 @@ def test_padding_changes_no_bit(tmp_path: Path) -> None:
         ]
         batch = build_batch(sessions, BLOCK_SIZE)
         bucket = bucket_of(batch)
-        assert bucket == Bucket(8, 8, 2)
+        assert bucket == Bucket(8, 32, 2)
         padded = empty_batch(bucket)
         fill(padded, batch)
         fill(padded, batch)  # what stood there before leaves no trace
