@@ -22,7 +22,9 @@ def encode(rows: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.
     largest = LARGEST_CODE[dtype]
     wide = rows.float()
     amax = wide.abs().amax(dim=-1)
-    scales = amax / largest + (amax - amax)  # the difference is 0, or NaN where amax is not finite
+    # By a tensor: a number's reciprocal is what torch multiplies by on a GPU. The difference is 0, or NaN where amax is
+    # not finite.
+    scales = amax / torch.full_like(amax, largest) + (amax - amax)
     quotients = torch.where(scales[..., None] > 0, wide / scales[..., None], 0.0).clamp(-largest, largest)
     codes = quotients.round() if dtype == torch.int8 else quotients
     return codes.to(dtype), scales
