@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import importlib.util
 import itertools
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -48,6 +50,8 @@ LAWS = {
     "temperature 0.8, top-k 50": (0.8, 50, 1.0, 0.0),
 }
 CONTEXT_LEN, BLOCK_SIZE = 1000, 16
+# processes of pytest; each holds a CUDA context of half a GiB
+_MOST_WORKERS = 15
 LLAMA_8B: dict[str, Any] = {
     "hidden_size": 4096,
     "intermediate_size": 14336,
@@ -117,7 +121,10 @@ def run_tests(expression: str) -> Iterator[Finding]:
         # No plugin of ours is taken for granted: the settings are gpu.ini's, not pyproject's.
         options = ["-c", "tests/gpu.ini", "--rootdir", ".", "-m", expression, f"--junit-xml={report}"]
         # A file that needs a library that is not there fails alone.
-        options.append("--continue-on-collection-errors")
+        options += ["--continue-on-collection-errors", "-p", "benchmarks.gpu.failures"]
+        # Most of the time goes to compiling kernels, which a process does on one core.
+        if importlib.util.find_spec("xdist"):
+            options += ["-n", str(min(_MOST_WORKERS, len(os.sched_getaffinity(0)))), "--dist", "worksteal"]
         command = [sys.executable, "-m", "pytest", *options, *map(str, marked_files())]
         finished = subprocess.run(command, cwd=ROOT, check=False)
         if not report.is_file():
