@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from outrider.engine.sampling.device_sampling import ChainDraft, RowFields, accept_chains, draw_rows
+from outrider.engine.uploads import upload
 from outrider.verifier_service.acceptance.outcome import Acceptance
 from outrider.verifier_service.drawing_paths import (
     DrawingPath,
@@ -51,13 +52,15 @@ def device_outputs(plan: Sequence[Work], logits: torch.Tensor) -> list[RowOutput
         else:
             own = [next(copied) for _ in range(work.num_logits_rows)]
             outputs.append(RowOutputs(np.stack(own)) if own else RowOutputs())
+    if logits.is_cuda:  # where no token was drawn, nothing has waited yet, and the forward's time would look short
+        torch.cuda.current_stream(logits.device).synchronize()
     return outputs
 
 
 def _rows_of(logits: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
     if len(rows) == logits.shape[0]:
         return logits
-    return logits[torch.tensor(rows, dtype=torch.int64, device=logits.device)]
+    return logits[upload(np.array(rows, dtype=np.int64), logits.device)]
 
 
 def _drawn(members: Sequence[tuple[Work, range]], logits: torch.Tensor) -> NDArray[np.int64]:

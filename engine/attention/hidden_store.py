@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
+from outrider.engine.uploads import upload
+
 
 class HiddenStateStore:
     """Stores hidden states by layer, numbered as in `ModelRunner.forward`, and by slot, as in `PagedKVCache`."""
@@ -44,11 +46,12 @@ class HiddenStateStore:
     def write(self, hidden: Mapping[int, torch.Tensor], slots: torch.Tensor) -> None:
         """Writes hidden[layer] [T, width] of every stored layer to slots, int64 [T]."""
         indices = slots.cpu().numpy()
+        places = upload(indices, self._device) if len(self._numbers) < len(self._rows) else slots
         for layer, rows in self._rows.items():
             if layer in self._numbers:
                 self._numbers[layer][indices] = _numbers(hidden[layer])
             else:
-                rows[slots] = hidden[layer]
+                rows[places] = hidden[layer]
             self._written[layer][indices] = True
 
     def move(self, source_slots: torch.Tensor, target_slots: torch.Tensor) -> None:
@@ -75,7 +78,7 @@ class HiddenStateStore:
             for place, layer in enumerate(layers):
                 parts[:, place] = self._numbers[layer][slots]
             return found
-        indices = torch.tensor(slots, dtype=torch.int64, device=self._device)
+        indices = upload(np.asarray(slots, dtype=np.int64), self._device)
         return torch.cat([self._rows[layer][indices] for layer in layers], dim=1)
 
 

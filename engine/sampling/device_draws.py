@@ -7,7 +7,7 @@ Not here: the source of the logits (device_chains, and heads that give all depth
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from outrider.engine.sampling.chains import ChainDraws, DrawnToken
 from outrider.engine.sampling.device_laws import draw_from_laws
 from outrider.engine.sampling.device_sampling import RowFields
+from outrider.engine.uploads import upload
 from outrider.kernels.coupled_sample.triton import coupled_sample_with_shares
 from outrider.kernels.sampling_support.transforms import Transforms
 from outrider.shared.messages import LAW_SIZE, SparseLaw
@@ -41,11 +42,7 @@ class DrawTables(NamedTuple):
             key_words[: draws.num_tokens, row] = draws.key_words
             if draws.law_places is not None:
                 law_places[: draws.num_tokens, row] = draws.law_places
-
-        def tensor(values: NDArray[Any]) -> torch.Tensor:
-            return torch.from_numpy(values).to(device)
-
-        return cls(fields.to(device), tensor(key_words.view(np.int32)), tensor(law_places))
+        return cls(fields.to(device), upload(key_words.view(np.int32), device), upload(law_places, device))
 
     def load(self, other: DrawTables) -> None:
         """Overwrites these tables with others of the same sizes."""

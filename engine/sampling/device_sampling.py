@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from outrider.engine.uploads import upload
 from outrider.kernels.coupled_sample.triton import coupled_sample
 from outrider.kernels.rejection_sample.drafts import ChainDrafts
 from outrider.kernels.rejection_sample.triton import rejection_sample
@@ -38,12 +39,12 @@ class RowFields:
 
     def to(self, device: torch.device) -> Transforms:
         fields = (self._temperatures, self._top_ks, self._top_ps, self._min_ps)
-        return Transforms(*(torch.from_numpy(field).to(device) for field in fields))
+        return Transforms(*(upload(field, device) for field in fields))
 
 
 def draw_rows(logits: torch.Tensor, fields: RowFields, key_words: NDArray[np.uint32]) -> NDArray[np.int64]:
     """Returns int64 [R]: the winner of each row's race with its key (uint32 [R, 2]); -1: no finite logit."""
-    keys = torch.from_numpy(key_words.view(np.int32)).to(logits.device)
+    keys = upload(key_words.view(np.int32), logits.device)
     drawn: NDArray[np.int64] = coupled_sample(logits, fields.to(logits.device), keys).cpu().numpy()
     return drawn
 
@@ -77,19 +78,15 @@ def accept_chains(logits: torch.Tensor, chains: Sequence[ChainDraft]) -> list[tu
             law_token_ids[row, : len(law.token_ids)] = law.token_ids
             law_counts[row, : len(law.counts)] = law.counts
     device = logits.device
-
-    def tensor(values: NDArray[np.generic]) -> torch.Tensor:
-        return torch.from_numpy(values).to(device)
-
     drafts = ChainDrafts(
-        row_starts=tensor(row_starts.astype(np.int32)),
-        token_ids=tensor(token_ids),
-        law_token_ids=tensor(law_token_ids),
-        law_counts=tensor(law_counts),
+        row_starts=upload(row_starts.astype(np.int32), device),
+        token_ids=upload(token_ids, device),
+        law_token_ids=upload(law_token_ids, device),
+        law_counts=upload(law_counts, device),
         law_total=LAW_TOTAL,
-        block_rules=tensor(np.array([chain.by_block for chain in chains], dtype=np.int32)),
+        block_rules=upload(np.array([chain.by_block for chain in chains], dtype=np.int32), device),
     )
-    uniforms = tensor(np.concatenate([chain.uniforms for chain in chains]))
-    keys = tensor(np.stack([chain.key_words for chain in chains]).view(np.int32))
+    uniforms = upload(np.concatenate([chain.uniforms for chain in chains]), device)
+    keys = upload(np.stack([chain.key_words for chain in chains]).view(np.int32), device)
     nums, finals = rejection_sample(logits, fields.to(device), drafts, uniforms, keys)
     return list(zip(nums.tolist(), finals.tolist(), strict=True))
