@@ -14,7 +14,6 @@ from outrider.shared.request_params import SamplingParams
 
 # Ignored with any value; the text says why.
 _IGNORED = {
-    "gpu_memory_utilization": "use kv_cache_mb for the KV cache's size",
     "swap_space": "sessions are recomputed, not swapped",
     "max_seq_len_to_capture": "the engine chooses its CUDA graphs",
     "max_num_partial_prefills": "prefills are always chunked",

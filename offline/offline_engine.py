@@ -40,7 +40,8 @@ class OfflineEngine:
     speculative_config: vLLM's keys; None: no speculation. A draft checkpoint's kind is detected; method "mtp" drafts
     with the target's own MTP layer. With a `method` by name, rounds draft `num_speculative_tokens`; without one (or
     with "auto"), the number that pays. seed: makes whole programs repeatable; each request without its own seed draws
-    one from it. max_num_seqs: outputs decoded concurrently, for any batch size; None: 64. kv_cache_mb: the target's.
+    one from it. max_num_seqs: outputs decoded concurrently, for any batch size; None: 64. kv_cache_mb: the target's;
+    0: 512 on the CPU, on a GPU what the share gpu_memory_utilization leaves.
     kv_cache_dtype: "auto": the weights'; "fp8" or "int8": 8 bits and a scale per token and head.
     packed_arithmetic: of quantised weights; "int8": activations in 8 bits too, "bf16": as stored, "auto": by the file.
     num_threads: 0: all cores. generation_config: folder of the generation_config.json for prompts without sampling
@@ -62,7 +63,8 @@ class OfflineEngine:
         max_model_len: int | None = None,
         max_num_seqs: int | None = None,
         max_num_batched_tokens: int = 512,
-        kv_cache_mb: int = 512,
+        kv_cache_mb: int = 0,
+        gpu_memory_utilization: float = 0.9,
         kv_cache_dtype: str = "auto",
         packed_arithmetic: str = "auto",
         enable_prefix_caching: bool = True,
@@ -93,6 +95,7 @@ class OfflineEngine:
             "max_model_len": max_model_len or 0,
             "max_num_batched_tokens": max_num_batched_tokens,
             "kv_cache_mb": kv_cache_mb,
+            "gpu_memory_utilization": gpu_memory_utilization,
             "kv_cache_dtype": kv_cache_dtype,
             "enable_prefix_caching": enable_prefix_caching,
             "tensor_parallel_size": tensor_parallel_size,

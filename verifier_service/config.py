@@ -17,7 +17,14 @@ class VerifierConfig(LookupSettings, ModelSettings, ServiceSettings):
     served_model_name: str = setting("", "Name that requests use; the folder's name if empty.")
     port: int = setting(7001, "gRPC port; 0 picks a free one.", minimum=0, maximum=65535)
     tensor_parallel_size: int = setting(1, "Processes that share the target; on cuda one GPU each.", minimum=1)
-    kv_cache_mb: int = setting(512, "KV cache in MiB per tensor-parallel rank.", minimum=1)
+    kv_cache_mb: int = setting(
+        0,
+        "KV cache in MiB per tensor-parallel rank; 0: 512 on the CPU, on a GPU what --gpu-memory-utilization leaves.",
+        minimum=0,
+    )
+    gpu_memory_utilization: float = setting(
+        0.9, "Share of a GPU's memory for weights, KV cache and local drafting.", minimum=0.01, maximum=1.0
+    )
     kv_cache_dtype: str = setting(
         "auto",
         "KV cache: auto is the dtype of the weights; fp8 (e4m3) and int8 are 8 bits with a scale per token and head, "

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import torch
 from prometheus_client import CollectorRegistry
 
 from outrider.drafting.methods.registry import plan_methods
@@ -20,7 +21,7 @@ from outrider.engine.errors import ModelRefused
 from outrider.engine.model.loaded import LoadedModel
 from outrider.engine.model.local_model import local_model
 from outrider.engine.numerics import measure_numerics
-from outrider.engine.recurrent.memory import describe_slots, plan_memory
+from outrider.engine.recurrent.memory import CPU_CACHE_MB, GpuMemory, describe_slots, plan_memory
 from outrider.engine.run.runner import ModelRunner
 from outrider.engine.sampling.coupling import NOISE_VERSION, compiled_race
 from outrider.engine.sampling.host_sampling import compiled_acceptance
@@ -42,6 +43,9 @@ from outrider.verifier_service.local_methods import build_local_methods
 from outrider.verifier_service.metrics import VerifierMetrics
 from outrider.verifier_service.server import VerifierServicer
 from outrider.verifier_service.timing.step_costs import measure_step_costs
+
+# layers whose hidden states trained heads read; EAGLE-3's
+_HEAD_LAYERS = 3
 
 EPILOG = """examples:
   python -m outrider.verifier_service --model models/demo-target
@@ -102,7 +106,7 @@ def build_engine(
     loaded = load_sharded(spec, config.tensor_parallel_size, on_progress=log.info)
     bytes_per_slot = loaded.bytes_per_slot()
     plan = plan_memory(
-        config.kv_cache_mb * 2**20, loaded.bytes_per_block(config.block_size), bytes_per_slot, config.max_num_seqs
+        _cache_bytes(config, loaded), loaded.bytes_per_block(config.block_size), bytes_per_slot, config.max_num_seqs
     )
     num_blocks = plan.num_blocks
     cache = loaded.make_cache(num_blocks, config.block_size)
@@ -147,6 +151,22 @@ def build_engine(
     engine = VerifierEngine(runner, blocks, limits, certificate, metrics, step_costs, methods)
     metrics.watch(lambda: engine.num_sessions, lambda: engine.num_waiting, blocks)
     return engine, loaded
+
+
+def _cache_bytes(config: VerifierConfig, loaded: LoadedModel) -> int:
+    """Returns the bytes of the target's cache, per rank. Raises ConfigError."""
+    if config.kv_cache_mb or loaded.device.type == "cpu":
+        return (config.kv_cache_mb or CPU_CACHE_MB) << 20
+    free, total = torch.cuda.mem_get_info(loaded.device)
+    drafts = [Path(folder) for folder in config.local_draft_model]
+    drafting = sum(file.stat().st_size for folder in drafts for file in folder.iterdir())
+    drafting += (len(drafts) * config.local_kv_cache_mb) << 20
+    logits = 6 * config.max_num_batched_tokens * loaded.vocab_size  # as they are, and in float32
+    cache_bytes = GpuMemory(total, free, drafting + logits).cache_bytes(config.gpu_memory_utilization)
+    # Heads read hidden states, which are kept for each position too (engine/attention/hidden_store).
+    position_bytes = loaded.bytes_per_block(config.block_size) / config.block_size
+    hidden_bytes = _HEAD_LAYERS * loaded.hidden_size * loaded.dtype.itemsize if drafts else 0
+    return int(cache_bytes * position_bytes / (position_bytes + hidden_bytes))
 
 
 def served_name(config: VerifierConfig) -> str:

@@ -46,7 +46,18 @@ MaxBatchedTokens = Annotated[
 ]
 BlockSize = Annotated[int, typer.Option(min=0, max=256, help="Positions per KV block; 0: the verifier's default.")]
 PrefixCaching = Annotated[bool, typer.Option(help="Keep KV blocks of finished requests for equal prefixes.")]
-KvCacheMb = Annotated[int, typer.Option("--kv-cache-mb", min=1, help="Memory for the KV cache, in MiB per rank.")]
+KvCacheMb = Annotated[
+    int,
+    typer.Option(
+        "--kv-cache-mb",
+        min=0,
+        help="Memory for the KV cache, in MiB per rank; 0: 512 on the CPU, on a GPU what "
+        "--gpu-memory-utilization leaves.",
+    ),
+]
+GpuShare = Annotated[
+    float, typer.Option(min=0.01, max=1.0, help="Share of a GPU's memory for weights, KV cache and local drafting.")
+]
 KvCacheType = Annotated[
     str, typer.Option(help="auto: the weights' dtype. fp8 or int8: twice the positions, a scale per token and head.")
 ]
@@ -111,7 +122,8 @@ def serve(
     max_num_batched_tokens: MaxBatchedTokens = 0,
     block_size: BlockSize = 0,
     enable_prefix_caching: PrefixCaching = True,
-    kv_cache_mb: KvCacheMb = 512,
+    kv_cache_mb: KvCacheMb = 0,
+    gpu_memory_utilization: GpuShare = 0.9,
     kv_cache_memory_bytes: KvCacheBytes = 0,
     kv_cache_dtype: KvCacheType = "auto",
     chat_template: ChatTemplate = "",

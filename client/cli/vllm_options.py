@@ -21,7 +21,7 @@ IGNORED = by_option(
     {
         "code from a checkpoint is never run": "--trust-remote-code --code-revision",
         "set the seed per request": "--seed",
-        "size the KV cache with --kv-cache-mb": "--gpu-memory-utilization --num-gpu-blocks-override",
+        "size the KV cache with --kv-cache-mb": "--num-gpu-blocks-override",
         "always on": "--enable-auto-tool-choice --enable-chunked-prefill",
         "downloads are kept below HF_HOME": "--download-dir --ignore-patterns",
         "the tokenizer is read from MODEL's files": """--tokenizer-mode --tokenizer-pool-size --tokenizer-pool-type

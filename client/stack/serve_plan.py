@@ -41,7 +41,8 @@ class ServeOptions:
     max_num_batched_tokens: int = 0
     block_size: int = 0
     enable_prefix_caching: bool = True
-    kv_cache_mb: int = 512
+    kv_cache_mb: int = 0
+    gpu_memory_utilization: float = 0.9
     kv_cache_dtype: str = "auto"
     chat_template: str = ""
     tool_call_parser: str = "auto"
@@ -61,6 +62,7 @@ class ServeOptions:
 _VERIFIER_OPTIONS = (
     *("served_model_name", "max_model_len", "tensor_parallel_size", "enforce_eager", "max_num_seqs"),
     *("max_num_batched_tokens", "block_size", "enable_prefix_caching", "kv_cache_mb", "kv_cache_dtype"),
+    "gpu_memory_utilization",
     "otlp_traces_endpoint",
 )
 _GATEWAY_OPTIONS = (

@@ -132,11 +132,7 @@ SERVE_OPTIONS: Mapping[str, tuple[str, str, str]] = {
         "`auto`, `fp8` (e4m3) or `int8`, always with a scale per token and head",
     ),
     "--kv-cache-memory-bytes": ("verifier_service", "--kv-cache-mb", "in MiB"),
-    "--gpu-memory-utilization": (
-        "verifier_service",
-        "--kv-cache-mb",
-        "a size; `outrider serve` ignores the share",
-    ),
+    "--gpu-memory-utilization": ("verifier_service", "--gpu-memory-utilization", "where no size is given"),
     "--enable-prefix-caching": ("verifier_service", "--enable-prefix-caching", "on by default"),
     "--enable-chunked-prefill": ("verifier_service", "--prefill-chunk-size", "always on; the size of a chunk"),
     "--enforce-eager": ("verifier_service", "--enforce-eager", ""),
@@ -169,8 +165,8 @@ SERVE_OPTIONS: Mapping[str, tuple[str, str, str]] = {
 LLM_ARGUMENTS: Mapping[str, Any] = {
     **dict.fromkeys(("model", "speculative_config", "dtype", "seed", "max_model_len", "tensor_parallel_size"), None),
     **dict.fromkeys(("enforce_eager", "enable_prefix_caching", "max_num_seqs", "max_num_batched_tokens"), None),
-    "kv_cache_dtype": None,
-    **dict.fromkeys(("gpu_memory_utilization", "swap_space", "compilation_config", "disable_log_stats"), 1),
+    **dict.fromkeys(("kv_cache_dtype", "gpu_memory_utilization"), None),
+    **dict.fromkeys(("swap_space", "compilation_config", "disable_log_stats"), 1),
     **dict.fromkeys(("revision", "generation_config", "override_generation_config"), None),
     "tokenizer": "other",
     "trust_remote_code": True,

@@ -1,4 +1,4 @@
-"""Divides a cache's memory between KV blocks and the slots of recurrent states. No torch."""
+"""Sizes a cache, and divides its memory between KV blocks and the slots of recurrent states. No torch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from outrider.shared.errors import ConfigError
 
 FLAG = "--kv-cache-mb"
+# MiB; of the KV cache on a CPU: its memory is shared with everything else on the machine
+CPU_CACHE_MB = 512
+# bytes; of a GPU's memory, for what a forward computes in, its graphs and partial attention (at most 256 MiB of it)
+_WORKSPACE_BYTES = 1 << 30
 # slots; least per session, which reads one and writes another in a forward
 _SLOTS_PER_SESSION = 2
 # slots; per session with a snapshot: the prefix cache's at the end of its prompt, or a draft model's before the last
@@ -14,6 +18,27 @@ _SLOTS_PER_SESSION = 2
 _SLOTS_WITH_SNAPSHOT = 3
 # share of the budget; most that slots take; the rest is for KV, which every position needs
 _SLOTS_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class GpuMemory:
+    """Bytes of a GPU's memory once the target's weights are there. drafting: what will be taken later."""
+
+    total: int
+    free: int
+    drafting: int = 0
+
+    def cache_bytes(self, utilization: float) -> int:
+        """Returns what a share of the memory leaves for a cache. Raises ConfigError if that is nothing."""
+        taken = self.total - self.free + self.drafting + _WORKSPACE_BYTES
+        left = int(utilization * self.total) - taken
+        if left <= 0:
+            raise ConfigError(
+                f"--gpu-memory-utilization {utilization:g}: nothing is left for the KV cache: weights, drafting and "
+                f"workspace take {taken >> 20} of {self.total >> 20} MiB; give a larger share, or {FLAG}",
+                param="gpu_memory_utilization",
+            )
+        return left
 
 
 @dataclass(frozen=True)

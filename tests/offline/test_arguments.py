@@ -34,7 +34,7 @@ TARGET = MODELS / "demo-target"
         ({"generation_config": "nowhere"}, "LLM: generation_config: nowhere has no generation_config.json"),
         ({"override_generation_config": {"top_p": 2}}, "LLM: override_generation_config: top_p must be between"),
         ({"max_num_seqs": 0}, "max_num_seqs: 0 is below the minimum, 1"),
-        ({"device": "tpu"}, "device: 'tpu' is not one of cpu, cuda"),
+        ({"device": "tpu"}, "device: 'tpu' is not one of auto, cpu, cuda"),
         ({"model": ROOT / "docs"}, "has no tokenizer.json"),
     ],
 )
@@ -46,10 +46,10 @@ def test_a_wrong_argument_is_refused_by_name(arguments: dict[str, Any], says: st
 
 def test_an_argument_that_only_tunes_vllm_may_stay() -> None:
     with (
-        pytest.warns(UserWarning, match="gpu_memory_utilization is ignored here: use kv_cache_mb"),
+        pytest.warns(UserWarning, match="swap_space is ignored here: sessions are recomputed"),
         pytest.raises(ConfigError),
     ):
-        LLM(TARGET, gpu_memory_utilization=0.8, disable_log_stats=False, device="tpu")
+        LLM(TARGET, gpu_memory_utilization=0.8, swap_space=4, disable_log_stats=False, device="tpu")
 
 
 def test_what_the_text_does_not_depend_on_is_said_and_not_refused() -> None:
