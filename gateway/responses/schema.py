@@ -33,6 +33,7 @@ _INSTEAD = {
 _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     **UNSUPPORTED,
     "conversation": (),
+    "moderation": (),
     "prompt": (),
 }
 # Chat fields that have no effect here at these values; any other chat field that a response lacks is refused.
