@@ -7,6 +7,7 @@ beside the code that does it.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -232,7 +233,7 @@ CASES = [(surface, name) for surface, known in SURFACES.items() for name in know
 
 
 def published(params: type) -> set[str]:
-    return {name for kind in params.__mro__ for name in kind.__dict__.get("__annotations__", {})}
+    return {name for kind in params.__mro__ for name in inspect.get_annotations(kind)}
 
 
 @pytest.mark.parametrize("surface", SURFACES)
