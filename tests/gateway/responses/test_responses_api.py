@@ -223,6 +223,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"store": True}, "store", "start it with --stored-response-ttl-s, or send false"),
     ({"previous_response_id": "x"}, "previous_response_id", "this gateway stores no responses"),
     ({"conversation": "c"}, "conversation", "conversation is not supported"),
+    ({"enable_response_messages": True}, "enable_response_messages", "enable_response_messages is not supported"),
+    ({"previous_input_messages": []}, "previous_input_messages", "previous_input_messages is not supported"),
     ({"max_tokens": 5}, "max_tokens", "max_tokens is not supported; use max_output_tokens"),
     ({"messages": []}, "messages", "messages is not supported; use input"),
     ({"stop": ["x"]}, "stop", "stop is not supported"),
