@@ -75,8 +75,9 @@ IGNORED = by_option(
             --aggregate-engine-logging --enable-logging-iteration-details""",
         "all figures are at /metrics, and a request's own in its answer": """--disable-log-stats --kv-cache-metrics
             --show-hidden-metrics-for-version --kv-cache-metrics-sample --cudagraph-metrics --enable-mfu-metrics
-            --enable-server-load-tracking --profiler-config --enable-per-request-metrics --collect-detailed-traces
+            --enable-server-load-tracking --profiler-config --collect-detailed-traces
             --enable-layerwise-nvtx-tracing""",
+        "times are at /metrics, and a request's figures of speculation in its answer": "--enable-per-request-metrics",
         "OUTRIDER_MAX_BODY_MB and OUTRIDER_HEADER_TIMEOUT_S limit requests": """--h11-max-incomplete-event-size
             --h11-max-header-count""",
         "the answer's fields are fixed": """--enable-prompt-tokens-details --fingerprint-mode --fingerprint-value

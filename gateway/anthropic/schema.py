@@ -42,7 +42,6 @@ class CountTokensRequest(Body):
         "inference_geo": (),
         "mcp_servers": ([],),
         "output_format": (),
-        "speed": ("standard",),
     }
     instead: ClassVar[Mapping[str, str]] = {"output_format": "output_config.format"}
 
@@ -57,6 +56,12 @@ class CountTokensRequest(Body):
 
 
 class MessagesRequest(CountTokensRequest):
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **CountTokensRequest.unsupported,
+        "compaction": (),
+        "thread": (),
+    }
+
     max_tokens: Int
     stop_sequences: Strings = ()
     stream: Bool = False

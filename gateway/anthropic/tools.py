@@ -41,7 +41,7 @@ def _function(tool: object, where: str) -> dict[str, Any]:
     given = {name: value for name, value in tool.items() if value is not None}
     kind = given.get("type", "custom")
     if kind != "custom":
-        raise ValueError(f"{where} has type {str(kind)[:40]!r}; tools that run on the server are not supported")
+        raise ValueError(f"{where} has type {str(kind)[:40]!r}; only custom tools, with an input_schema, are supported")
     for name in _UNSUPPORTED.keys() & given.keys():
         if given[name] not in _UNSUPPORTED[name]:
             raise ValueError(f"{where}: {name} is not supported")

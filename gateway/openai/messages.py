@@ -11,14 +11,19 @@ from pydantic import PlainValidator, WithJsonSchema
 
 from outrider.gateway.openai.fields import json_kind
 
+# Parts that can be shown, and which of their fields is the text. Refusals are of an assistant elsewhere.
+_TEXT_FIELDS = {"text": "text", "refusal": "refusal"}
+# Fields of a message that no template shows: they would be lost. What to send in their place, if there is anything.
+_NOT_SHOWN = {"function_call": "; use tool_calls", "audio": ""}
+
 
 def _part_text(part: object, where: str) -> str:
     if not isinstance(part, dict):
         raise ValueError(f"{where} must be an object, got {json_kind(part)}")
     kind = part.get("type", "text")
-    if kind != "text":
+    if not isinstance(kind, str) or kind not in _TEXT_FIELDS:
         raise ValueError(f"{where} has type {str(kind)[:40]!r}; only text is supported")
-    text = part.get("text")
+    text = part.get(_TEXT_FIELDS[kind])
     if not isinstance(text, str):
         raise ValueError(f"{where} must have a text, got {json_kind(text)}")
     return text
@@ -32,7 +37,10 @@ def _message(message: object, where: str) -> dict[str, Any]:
     role = given.get("role")
     if not isinstance(role, str) or not role:
         raise ValueError(f"{where} must have a role")
-    content = given.get("content", "")
+    for name, advice in _NOT_SHOWN.items():
+        if name in given:
+            raise ValueError(f"{where}: {name} is not supported{advice}")
+    content = given.get("content", given.get("refusal", ""))
     if isinstance(content, list):
         parts = [_part_text(part, f"{where} part {index}") for index, part in enumerate(content)]
         content = "\n".join(parts)

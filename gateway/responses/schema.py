@@ -33,6 +33,9 @@ _INSTEAD = {
 _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = {
     **UNSUPPORTED,
     "conversation": (),
+    "enable_response_messages": (False,),
+    "moderation": (),
+    "previous_input_messages": (),
     "prompt": (),
 }
 # Chat fields that have no effect here at these values; any other chat field that a response lacks is refused.

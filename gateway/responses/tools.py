@@ -24,6 +24,8 @@ _BUILT_IN = (
 _INPUT = "input"
 # The beginning of arguments that max_tokens has cut; complete escapes only.
 _CUT_INPUT = re.compile(r'\s*\{\s*"input"\s*:\s*"((?:[^"\\]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*)')
+# Fields of a function that say how it gets to the model, not what it does.
+_NOT_SHOWN = ("type", "defer_loading", "allowed_callers")
 # Between the names of a namespace and of a function in it; vLLM's.
 _SEPARATOR = "__"
 
@@ -116,7 +118,7 @@ def _nested(value: Any) -> object:
         return {"type": "function", "function": _custom_function(value)}
     if not isinstance(value, dict) or value.get("type") != "function":
         return value
-    return {"type": "function", "function": _without_type(value)}
+    return {"type": "function", "function": _shown(value)}
 
 
 def _custom_function(tool: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,5 +136,12 @@ def _custom_function(tool: Mapping[str, Any]) -> dict[str, Any]:
     return {**described, "parameters": parameters, "strict": "pattern" in text}
 
 
-def _without_type(function: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: entry for name, entry in function.items() if name != "type"}
+def _shown(function: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields that are the model's to see. A function whose loading is deferred is there from the start, as
+    no tool looks for it. Raises InvalidRequest.
+    """
+    callers = function.get("allowed_callers")
+    if callers and (not isinstance(callers, list) or "direct" not in callers):
+        named = str(function.get("name"))[:80]
+        raise InvalidRequest(f"tools: {named!r}: allowed_callers without direct is not supported", param="tools")
+    return {name: entry for name, entry in function.items() if name not in _NOT_SHOWN}

@@ -87,11 +87,15 @@ class Reader:
 
     def match(self, marker: str) -> Step[bool]:
         """Takes `marker` if it follows. Decides at the first character that differs."""
-        for place, character in enumerate(marker):
-            if not (yield from self._available(place + 1)) or self._text[self._at + place] != character:
+        while True:
+            if self._text.startswith(marker, self._at, self._end()):
+                self._at += len(marker)
+                return True
+            seen = self._text[self._at : min(self._at + len(marker), self._end())]
+            if not marker.startswith(seen):
                 return False
-        self._at += len(marker)
-        return True
+            if not (yield from self._available(len(seen) + 1)):
+                return False
 
     def follows(self, marker: str) -> Step[bool]:
         """Like `match`, but takes nothing."""

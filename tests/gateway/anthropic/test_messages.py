@@ -308,6 +308,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
         "entry 0 has type 'web_search_20250305'",
     ),
+    ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "entry 0 has type 'bash_20250124'; only custom tools"),
     ({"tools": [{**TOOLS[1], "defer_loading": True}]}, "tools entry 0: defer_loading is not supported"),
     ({"tools": [{"name": "now"}]}, "tools entry 0 must have an object as input_schema, got null"),
     ({"tools": [TOOLS[1], TOOLS[1]]}, "tools has more than one function of the name 'now'"),

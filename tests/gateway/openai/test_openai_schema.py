@@ -234,6 +234,9 @@ def test_messages(served: Served, tokenizer: Tokenizer) -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     request = one(chat(served, messages=[{"role": "user", "content": parts, "name": None}]))
     assert tokenizer.decode(request.prompt_token_ids, False) == "<|user|>\na\nb<|end|>\n<|assistant|>\n"
+    for refused in ({"content": [{"type": "refusal", "refusal": "No."}]}, {"content": None, "refusal": "No."}):
+        request = one(chat(served, messages=[*USER, {"role": "assistant", **refused}, *USER]))
+        assert "<|assistant|>\nNo.<|end|>" in tokenizer.decode(request.prompt_token_ids, False)
     messages = [*USER, {"role": "assistant", "content": "Sure"}]
     request = one(chat(served, messages=messages, add_generation_prompt=False, continue_final_message=True))
     assert tokenizer.decode(request.prompt_token_ids, False).endswith("<|assistant|>\nSure")

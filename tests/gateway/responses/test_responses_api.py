@@ -67,6 +67,14 @@ async def test_built_in_tools_are_not_shown_and_namespaces_are() -> None:
     assert (await answer(service, tools=built_in))["tools"] == []
 
 
+async def test_how_a_function_gets_to_the_model_is_not_shown_to_it() -> None:
+    service = service_of("Ok.")
+    await answer(service, tools=[TOOLS[0]])
+    await answer(service, tools=[{**TOOLS[0], "defer_loading": True, "allowed_callers": ["direct", "programmatic"]}])
+    plain, deferred = service.requests
+    assert deferred.prompt_token_ids == plain.prompt_token_ids
+
+
 async def test_a_conversation_in_items_is_the_prompt_of_the_same_chat() -> None:
     service = service_of("Ok.")
     service.tokenizer = tokenizer_of(HERMES, TEMPLATE)
@@ -171,6 +179,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice", "tool_choice needs tools"),
     ({"tool_choice": {"type": "web_search"}}, "tool_choice", "tool_choice must be one of"),
     ({"tools": [{"type": "function", "name": "a b"}]}, "tools", "entry 0: name must be 1 to 128"),
+    ({"tools": [{**TOOLS[0], "allowed_callers": ["programmatic"]}]}, "tools", "'get_weather': allowed_callers without"),
+    ({"tools": [{**TOOLS[0], "allowed_callers": 5}]}, "tools", "'get_weather': allowed_callers without direct is not"),
     ({"tool_choice": {"type": "function", "name": "x"}}, "tool_choice", "names 'x', which is not among"),
     ({"text": {"format": {"type": "xml"}}}, "text.format.type", "text.format.type 'xml' is not one of"),
     ({"text": {"format": {"type": "json_schema"}}}, "text.format", "text.format.schema must be an object"),
@@ -213,6 +223,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"store": True}, "store", "start it with --stored-response-ttl-s, or send false"),
     ({"previous_response_id": "x"}, "previous_response_id", "this gateway stores no responses"),
     ({"conversation": "c"}, "conversation", "conversation is not supported"),
+    ({"enable_response_messages": True}, "enable_response_messages", "enable_response_messages is not supported"),
+    ({"previous_input_messages": []}, "previous_input_messages", "previous_input_messages is not supported"),
     ({"max_tokens": 5}, "max_tokens", "max_tokens is not supported; use max_output_tokens"),
     ({"messages": []}, "messages", "messages is not supported; use input"),
     ({"stop": ["x"]}, "stop", "stop is not supported"),
