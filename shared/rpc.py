@@ -6,14 +6,13 @@ Not here: what the methods do (the servicers) and how messages are parsed (`wire
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import math
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
@@ -23,11 +22,10 @@ from grpc_reflection.v1alpha import reflection
 
 from outrider.shared.errors import InternalError, OutriderError
 from outrider.shared.listening import cannot_listen
+from outrider.shared.rpc_arrivals import FirstMessages
 from outrider.shared.tls import TlsConfig, channel_credentials, server_credentials
 
 log = logging.getLogger(__name__)
-
-Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 
 # bytes; one message: fits a prompt of a million tokens with its hidden states
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -47,6 +45,10 @@ _SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.server_handshake_timeout_ms", 10_000),  # for silent connections; the default is 120 s
 )
+# s; for a call's first message, at a service that sets no other time; a busy one reads what has come within it
+_FIRST_MESSAGE_S = 30.0
+# calls; whose first message has not come; a gateway opens its sessions at once with their first message, some KB each
+_MAX_WAITING = 1024
 # A peer that vanishes without a FIN (pulled cable, SIGSTOP) is detected within 10 + 5 s.
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -63,13 +65,18 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """A server's TLS, reflection, limits and interceptors. max_concurrent_rpcs and max_connections None: unlimited."""
+    """A server's TLS, reflection, limits and interceptors. max_concurrent_rpcs and max_connections None: unlimited;
+    one connection gets half of the first. max_waiting: calls without their first message, which has first_message_s to
+    arrive.
+    """
 
     tls: TlsConfig | None = None
     reflection: bool = True
     max_receive_bytes: int = MAX_MESSAGE_BYTES
     max_concurrent_rpcs: int | None = None
     max_connections: int | None = None
+    max_waiting: int = _MAX_WAITING
+    first_message_s: float = _FIRST_MESSAGE_S
     interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
 
 
@@ -134,7 +141,10 @@ async def start_server(
     arguments = (*_SERVER_OPTIONS, ("grpc.max_receive_message_length", options.max_receive_bytes))
     if options.max_connections is not None:
         arguments = (*arguments, ("grpc.max_allowed_incoming_connections", options.max_connections))
-    interceptors = (BrokenMessages(), *options.interceptors)
+    if options.max_concurrent_rpcs is not None:
+        arguments = (*arguments, ("grpc.max_concurrent_streams", max(1, options.max_concurrent_rpcs // 2)))
+    reading = FirstMessages(abort, max_waiting=options.max_waiting, timeout_s=options.first_message_s)
+    interceptors = (reading, *options.interceptors)
     server = grpc.aio.server(
         options=arguments, interceptors=interceptors, maximum_concurrent_rpcs=options.max_concurrent_rpcs
     )
@@ -191,43 +201,3 @@ async def until_signal() -> AsyncIterator[asyncio.Event]:
     finally:
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(signum)
-
-
-class BrokenMessages(grpc.aio.ServerInterceptor):
-    """Answers a request that is not valid protobuf with INVALID_ARGUMENT; gRPC alone reports UNKNOWN, as for our bugs.
-
-    The outermost interceptor, for calls whose single request gRPC parses before our code runs: unary calls and the
-    health service's Watch. Request streams are parsed as they are read; there `abort` reports the same status.
-    """
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Handler | None:
-        handler = await continuation(handler_call_details)
-        if handler is None or handler.request_streaming or handler.request_deserializer is None:
-            return handler
-        method: Any = handler.unary_stream if handler.response_streaming else handler.unary_unary
-        return _reporting_broken(handler, method) if inspect.iscoroutinefunction(method) else handler
-
-
-def _reporting_broken(handler: Handler, method: Any) -> Handler:
-    parse: Any = handler.request_deserializer
-
-    def parse_or_error(data: bytes) -> Any:
-        try:
-            return parse(data)
-        except DecodeError as error:
-            return error
-
-    async def serve(request: Any, context: Any) -> Any:
-        if isinstance(request, DecodeError):
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"broken protobuf: {request}")
-        return await method(request, context)
-
-    make: Any = (
-        grpc.unary_stream_rpc_method_handler if handler.response_streaming else grpc.unary_unary_rpc_method_handler
-    )
-    made: Handler = make(serve, request_deserializer=parse_or_error, response_serializer=handler.response_serializer)
-    return made

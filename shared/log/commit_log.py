@@ -201,7 +201,9 @@ class RequestLog:
     async def claim(self, choices: Sequence[int]) -> dict[int, int]:
         """The new term of each; from now on no other gateway can write to them. Raises UnknownSession."""
         keys = (self.keys.record, *map(self.keys.fence, choices))
-        terms = await self._log.run_script(scripts.CLAIM, keys, lambda: (self.holder, self._log.ttl_s, self.record_head))
+        terms = await self._log.run_script(
+            scripts.CLAIM, keys, lambda: (self.holder, self._log.ttl_s, self.record_head)
+        )
         if not terms:
             raise UnknownSession("the request has expired")
         return dict(zip(choices, map(int, terms), strict=True))

@@ -184,11 +184,20 @@ async def test_it_counts_as_running_and_is_its_owners_alone(gated: GatedService,
         with pytest.raises(openai.InternalServerError, match="at its limit of 1 requests"):
             await client.responses.create(input="B?", background=True)
         bob = client.with_options(api_key=BOB)
-        for call in (bob.responses.retrieve, bob.responses.delete):
+        for call in (bob.responses.retrieve, bob.responses.delete, bob.responses.cancel):
             with pytest.raises(openai.NotFoundError):
                 await call(begun.id)
         gated.gate.set()
         assert (await finished(client, begun.id)).output_text == TEXT
+
+
+async def test_its_owner_can_cancel_it_while_it_holds_every_place(gated: GatedService, tmp_path: Path) -> None:
+    async with gateway(gated, api_keys_file=key_file(tmp_path), max_concurrent_requests=1) as (_, client):
+        begun = await client.responses.create(input="A?", background=True)
+        assert (await client.responses.cancel(begun.id)).status == "cancelled"
+        await idle(gated)
+        gated.gate.set()
+        assert (await client.with_options(api_key=BOB).responses.create(input="B?")).output_text == TEXT
 
 
 @pytest.mark.parametrize(

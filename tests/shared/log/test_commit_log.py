@@ -174,7 +174,9 @@ async def send_append(log: CommitLog, request: RequestLog, one: LogEntry, term: 
     fields = (one.base_len, len(one.token_ids), packed, one.finish_reason, one.epoch, one.extras)
     keys = request.keys
     named = (keys.log(0), keys.fence(0), keys.record)
-    return await log.run_script(scripts.APPEND, named, lambda: (term, request.holder, TTL_S, *fields, request.record_head))
+    return await log.run_script(
+        scripts.APPEND, named, lambda: (term, request.holder, TTL_S, *fields, request.record_head)
+    )
 
 
 async def test_the_same_append_once_more_counts_as_appended_and_is_not_written_twice(log: CommitLog) -> None:
