@@ -17,6 +17,7 @@ OutriderError
 ├── ReaderTooSlow          the caller did not read its stream            408  ABORTED
 ├── Unavailable            a component is unavailable; has a retry time  503  UNAVAILABLE
 │   ├── GatewayFull        the gateway's own limits
+│   ├── LogUnavailable     Redis has not answered in time
 │   ├── VerifierLost       the stream to the verifier broke
 │   └── DrafterLost        the stream to the drafter broke
 ├── CommitRefused          the commit log refused (gap, repeat, old epoch)  409  ABORTED
@@ -157,6 +158,10 @@ class Unavailable(OutriderError):
 
 class GatewayFull(Unavailable):
     """The gateway's limit of requests, of bytes in flight or of bytes in the log is reached."""
+
+
+class LogUnavailable(Unavailable):
+    """Redis has not answered in time. What is in the log stays there, and can be continued from it."""
 
 
 class VerifierLost(Unavailable):

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.shared.errors import CommitRefused, Unavailable, UnknownSession
+from outrider.shared.errors import CommitRefused, LogUnavailable, UnknownSession
 from outrider.shared.log import commit_scripts as scripts
 from outrider.shared.log.log_budget import Hold, LogBudget
 from outrider.shared.log.patient_redis import PatientRedis, RedisState
@@ -271,7 +271,7 @@ class ChoiceLog:
     async def append(self, entry: LogEntry) -> None:
         """Returns once Redis has the entry.
 
-        Raises CommitRefused (a gap, a repeat, a later term, another request with this id), or Unavailable, which
+        Raises CommitRefused (a gap, a repeat, a later term, another request with this id), or LogUnavailable, which
         says how far the log is known to reach.
         """
         end = self._entries[-1].end if self._entries else 0
@@ -289,8 +289,8 @@ class ChoiceLog:
             if code == scripts.DOES_NOT_FIT:
                 await self._request.restore()
             self._is_taken_over |= code == scripts.TAKEN_OVER
-        except Unavailable as error:
-            raise Unavailable(f"{error.message}; {self._committed()}") from error
+        except LogUnavailable as error:
+            raise LogUnavailable(f"{error.message}; {self._committed()}") from error
         if self._is_taken_over:
             raise CommitRefused(
                 f"another connection has taken over this request, this stream ends here; {self._committed()}"

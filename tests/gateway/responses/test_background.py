@@ -22,7 +22,7 @@ from responses_client import events_of
 from outrider.gateway.config import GatewayConfig
 from outrider.gateway.request.types import GenerationUpdate, ValidRequest
 from outrider.gateway.responses.store import ResponseStore
-from outrider.shared.errors import VerifierLost
+from outrider.shared.errors import LogUnavailable, VerifierLost
 
 TEXT = "One two three four five six."
 
@@ -66,6 +66,12 @@ async def finished(client: openai.AsyncOpenAI, response_id: str) -> Any:
 async def idle(service: ScriptedService) -> None:
     async with asyncio.timeout(60):
         while service.num_open:  # noqa: ASYNC110 - the service has a count, no event
+            await asyncio.sleep(0.01)
+
+
+async def until_opened(service: ScriptedService) -> None:
+    async with asyncio.timeout(60):
+        while not service.num_opened:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
@@ -165,6 +171,21 @@ async def test_another_gateway_goes_on_when_the_first_shows_no_sign_of_life(gate
     async with gateway(other) as (_, elsewhere):
         assert (await finished(elsewhere, begun.id)).output_text == TEXT
         assert len(other.wanted) == 1
+
+
+async def test_a_redis_that_was_away_for_too_long_is_not_its_end(gated: GatedService, store: ResponseStore) -> None:
+    """The gateway gives up, its lease expires, and whoever is asked for the response continues it."""
+    gated.script = Script(TEXT, error=LogUnavailable("Redis has not answered for 15 s"), error_at=1)
+    gated.gate.set()
+    async with gateway(gated) as (_, client):
+        begun = await client.responses.create(input="A?", background=True)
+        await until_opened(gated)
+        await idle(gated)
+        assert (await client.responses.retrieve(begun.id)).status == "in_progress"
+        gated.script = Script(TEXT)
+        await store.let_go("", begun.id)  # as its expiry does, 15 s later
+        assert (await finished(client, begun.id)).output_text == TEXT
+        assert len(gated.wanted) == 1
 
 
 async def test_one_whose_log_is_gone_too_has_failed(gated: GatedService, store: ResponseStore) -> None:
