@@ -50,6 +50,8 @@ async def run_holds(stack: AttackedStack, tell: Callable[[str], None]) -> list[H
     """tell: gets the name of what begins."""
     outcomes = []
     for name, hold in HOLDS.items():
+        if name == _AT_THE_DRAFTER and not stack.state.drafters:
+            continue
         tell(name)
         attackers: Counter[str] = Counter()
         async with hold(stack, attackers):
@@ -184,6 +186,7 @@ def _drafter(stack: AttackedStack) -> str:
     return stack.state.drafters[0]
 
 
+_AT_THE_DRAFTER = "2,000 at the drafter"
 HOLDS: dict[str, Hold] = {
     "nothing": _nothing,
     "515 half-sent bodies": _half_sent_bodies(515),
@@ -193,5 +196,5 @@ HOLDS: dict[str, Hold] = {
     "900 health checks without a message": _calls_without_a_message("/grpc.health.v1.Health/Check", 900, _gateway),
     "2,000 of them on 8 connections": _calls_without_a_message("/outrider.v1.Gateway/Generate", 2000, _gateway, 8),
     "2,000 at the verifier": _calls_without_a_message("/outrider.v1.Verifier/Session", 2000, _verifier),
-    "2,000 at the drafter": _calls_without_a_message("/outrider.v1.Drafter/Session", 2000, _drafter),
+    _AT_THE_DRAFTER: _calls_without_a_message("/outrider.v1.Drafter/Session", 2000, _drafter),
 }
