@@ -1,7 +1,7 @@
 """Admission on the gRPC server, an interceptor: API keys, quotas, clients that do not read.
 
 It handles the streams of outrider.v1.Gateway itself: a call without a valid key is refused unread, any other counts
-from its request on (shared/rpc_arrivals.py waits for it); replies are written one by one, so that an unread one is
+from its request on (`rpc.FirstMessages` waits for it); replies are written one by one, so that an unread one is
 noticed. Deadlines need nothing here: gRPC cancels the method, which releases what it holds.
 
 Health checks and reflection pass unchecked; they reveal nothing about requests.

@@ -23,7 +23,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from outrider.gateway.admission.auth import peer_of_scope
 from outrider.shared.errors import RETRY_S
-from outrider.shared.rpc_arrivals import first_to_go
+from outrider.shared.rpc import first_to_go
 
 # ASGI scope key: a function that drops the connection without sending what is queued.
 ABORT = "outrider.abort"
@@ -71,7 +71,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     def _takes_a_place(self) -> bool:
         """Ends another connection, without a whole request; returns whether there is one."""
-        others: set[LimitedHttpProtocol] = self.connections - {self}
+        others = [other for other in self.connections if isinstance(other, LimitedHttpProtocol) and other is not self]
         last = first_to_go((other.peer, other._waiting_since, other) for other in others if other.waits)
         if last is not None:
             last._refuse(HTTPStatus.SERVICE_UNAVAILABLE, _TOO_MANY)

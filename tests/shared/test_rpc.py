@@ -12,7 +12,6 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from outrider.shared import rpc
-from outrider.shared.rpc_arrivals import first_to_go
 
 # A field of wire type 7, which does not exist.
 GARBAGE = b"\xff\xff\xff\xff\xff\x0f\x07"
@@ -94,7 +93,7 @@ async def test_calls_that_hold_places_give_way_to_whole_ones(channel: grpc.aio.C
 
 def test_who_gives_way() -> None:
     """The oldest of the peer that has most, not the oldest of all."""
-    assert first_to_go([]) is None
+    assert rpc.first_to_go([]) is None
     waiting = [("one", 1.0, "a"), ("many", 4.0, "d"), ("many", 2.0, "b"), ("other", 0.0, "c")]
-    assert first_to_go(waiting) == "b"
-    assert first_to_go([("one", 2.0, "a"), ("other", 1.0, "b")]) in ("a", "b")
+    assert rpc.first_to_go(waiting) == "b"
+    assert rpc.first_to_go([("one", 2.0, "a"), ("other", 1.0, "b")]) in ("a", "b")
