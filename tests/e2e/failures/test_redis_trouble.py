@@ -202,9 +202,8 @@ async def test_one_that_hangs_for_too_long_is_not_the_end_of_a_response_in_the_b
         begun = (await first.post("/v1/responses", json={**asked, "background": True})).json()
         try:
             fleet.redis.freeze()
-            async with asyncio.timeout(PATIENCE_S + SLACK_S):
-                while (await first.get("/load")).json()["server_load"]:  # noqa: ASYNC110
-                    await asyncio.sleep(0.1)
+            # A commit has waited for too long; what a gateway stores of the end would still arrive.
+            await asyncio.sleep(1.5 * PATIENCE_S)
         finally:
             fleet.redis.thaw()
     assert begun.get("status") == "queued", begun
