@@ -12,7 +12,7 @@ OutriderError
 │   └── ExactModeRefused   the model's rows are not invariant            400  FAILED_PRECONDITION
 ├── UnknownSession         no such session, or it has ended              404  NOT_FOUND
 ├── Overloaded             try again later                               429  RESOURCE_EXHAUSTED
-│   └── QuotaExceeded      the key's own limit; has a retry time         429  RESOURCE_EXHAUSTED
+│   └── QuotaExceeded      the caller's limit; has a retry time          429  RESOURCE_EXHAUSTED
 ├── DeadlineExceeded       the caller's own time limit has passed        504  DEADLINE_EXCEEDED
 ├── ReaderTooSlow          the caller did not read its stream            408  ABORTED
 ├── Unavailable            a component is unavailable; has a retry time  503  UNAVAILABLE
@@ -128,7 +128,7 @@ class Overloaded(OutriderError):
 
 
 class QuotaExceeded(Overloaded):
-    """The API key's own limit of concurrent requests, of tokens per minute or of bytes in the log."""
+    """The caller's own limit of concurrent requests, of tokens per minute or of bytes in the log."""
 
 
 class DeadlineExceeded(OutriderError):

@@ -10,6 +10,7 @@ The process is `python -m outrider.gateway.request.text_trial FOLDER`; it writes
 from __future__ import annotations
 
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -23,13 +24,13 @@ from outrider.gateway.request.tokenizer import chat_templates, special_tokens_of
 from outrider.shared.checkpoint.json_file import read_object
 from outrider.shared.errors import ConfigError, InvalidRequest
 
-# seconds of CPU, and of wall clock on a busy machine; the whole process; a tokenizer of 33 MB takes 0.6
+# seconds of CPU, and of wall clock on a busy machine; the whole process; a tokenizer.json of 33 MB takes 0.8
 _CPU_S, _CLOCK_S = 3, 60
-# bytes; address space of the process; a tokenizer of 33 MB takes 0.4 GB
+# bytes; address space of the process; a tokenizer.json of 33 MB takes 0.25 GB
 _MEMORY_BYTES = 2**30
-# characters; of a prompt of six short messages; published templates add 30,000 at most
+# characters; of a prompt of six short messages; chosen: a text of that length takes more room than most contexts have
 _MAX_PROMPT_CHARS = 2**20
-# characters, and seconds of CPU; one run: half of what is tokenized in the event loop; published rules take 0.02 s
+# characters, and seconds of CPU; one run: half of what is tokenized in the event loop; Llama 3's pattern takes 0.005 s
 _RUN_CHARS, _RUN_S = 16 * 1024, 0.25
 _RUNS = ("a", "0", "!", " ", "\n", "a ")
 _TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
@@ -38,8 +39,10 @@ _TOOL = {"type": "function", "function": {"name": "f", "description": "d", "para
 def try_texts(folder: str) -> None:
     """Raises ConfigError that names the part which takes too much."""
     command = [sys.executable, "-P", "-m", __name__, folder]
+    # A thread per core would take an address space of its own.
+    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1"}
     try:
-        tried = subprocess.run(command, capture_output=True, text=True, timeout=_CLOCK_S, check=False)
+        tried = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_CLOCK_S, check=False)
         is_good, parts = tried.returncode == 0, tried.stdout.splitlines()
     except subprocess.TimeoutExpired as error:
         is_good, parts = False, (error.stdout or b"").decode().splitlines()

@@ -79,10 +79,10 @@ class HttpAdmission:
                     if is_work:
                         place.enter_context(quotas.admit(key, peer))
 
-                if not _has_body(headers):
+                waits = _has_body(headers)
+                if not waits:
                     count()
-                counted = count if _has_body(headers) else _nothing
-                timed = _TimedBody(receive, self._admission.body_timeout_s, counted)
+                timed = _TimedBody(receive, self._admission.body_timeout_s, count if waits else _nothing)
                 await self._within(timeout_s, self._app(scope, timed, watched), watched, scope["path"])
         except OutriderError as refusal:  # the application answers its own errors
             await error_response(refusal, scope["path"])(scope, receive, watched)
