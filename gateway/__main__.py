@@ -21,6 +21,7 @@ from outrider.gateway.decoding.generation import Generation
 from outrider.gateway.fleet.pool import Pool
 from outrider.gateway.metrics import GatewayMetrics
 from outrider.gateway.request.chat_template import ChatTemplate
+from outrider.gateway.request.text_trial import try_texts
 from outrider.gateway.request.tokenizer import Tokenizer
 from outrider.gateway.servers.endpoints import GatewayTls, fleet_channels, grpc_options, http_config, load_tls
 from outrider.gateway.servers.grpc_server import SERVICE_NAMES, add_gateway_servicer
@@ -132,6 +133,7 @@ def load_tokenizer(config: GatewayConfig) -> Tokenizer:
     """Raises ConfigError that names the setting."""
     template = given_template(config.chat_template)
     try:
+        try_texts(config.model)
         return Tokenizer.load(config.model, chat_template=template)
     except ConfigError as error:
         raise ConfigError(f"--model: {error.message}", param="model") from error

@@ -136,7 +136,10 @@ class GatewayConfig:
     protect_metrics: bool = setting(False, "Require an API key for /metrics too; /health and /ready never need one.")
     metrics_prefix: str = setting(PREFIX, METRICS_PREFIX_HELP, choices=PREFIXES)
     max_concurrent_requests: int = setting(
-        512, "Running and waiting requests, HTTP and gRPC together; more are refused with 503.", minimum=1
+        1024,
+        "Running and waiting requests, HTTP and gRPC together; more are refused with 503, those of a caller who has as "
+        "many as are free with 429.",
+        minimum=1,
     )
     max_connections: int = setting(
         1024, "Concurrent connections, of each server: HTTP refuses more with 503, gRPC closes them.", minimum=1

@@ -12,11 +12,12 @@ OutriderError
 │   └── ExactModeRefused   the model's rows are not invariant            400  FAILED_PRECONDITION
 ├── UnknownSession         no such session, or it has ended              404  NOT_FOUND
 ├── Overloaded             try again later                               429  RESOURCE_EXHAUSTED
-│   └── QuotaExceeded      the key's own limit; has a retry time         429  RESOURCE_EXHAUSTED
+│   └── QuotaExceeded      the caller's limit; has a retry time          429  RESOURCE_EXHAUSTED
 ├── DeadlineExceeded       the caller's own time limit has passed        504  DEADLINE_EXCEEDED
 ├── ReaderTooSlow          the caller did not read its stream            408  ABORTED
 ├── Unavailable            a component is unavailable; has a retry time  503  UNAVAILABLE
 │   ├── GatewayFull        the gateway's own limits
+│   ├── LogUnavailable     Redis has not answered in time
 │   ├── VerifierLost       the stream to the verifier broke
 │   └── DrafterLost        the stream to the drafter broke
 ├── CommitRefused          the commit log refused (gap, repeat, old epoch)  409  ABORTED
@@ -127,7 +128,7 @@ class Overloaded(OutriderError):
 
 
 class QuotaExceeded(Overloaded):
-    """The API key's own limit of concurrent requests, of tokens per minute or of bytes in the log."""
+    """The caller's own limit of concurrent requests, of tokens per minute or of bytes in the log."""
 
 
 class DeadlineExceeded(OutriderError):
@@ -157,6 +158,10 @@ class Unavailable(OutriderError):
 
 class GatewayFull(Unavailable):
     """The gateway's limit of requests, of bytes in flight or of bytes in the log is reached."""
+
+
+class LogUnavailable(Unavailable):
+    """Redis has not answered in time. What is in the log stays there, and can be continued from it."""
 
 
 class VerifierLost(Unavailable):

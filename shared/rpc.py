@@ -10,10 +10,11 @@ import inspect
 import logging
 import math
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
@@ -21,14 +22,17 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from outrider.shared.errors import InternalError, OutriderError
+from outrider.shared.errors import InternalError, InvalidRequest, OutriderError, Overloaded, RequestTooSlow
 from outrider.shared.listening import cannot_listen
 from outrider.shared.tls import TlsConfig, channel_credentials, server_credentials
 
 log = logging.getLogger(__name__)
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+T = TypeVar("T")
 
+# of the methods of health checks and reflection
+_GRPCS_OWN = "/grpc."
 # bytes; one message: fits a prompt of a million tokens with its hidden states
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 # bytes; names and values of one call's metadata, as gRPC counts: a key, an id and a deadline take a few hundred
@@ -47,6 +51,10 @@ _SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.server_handshake_timeout_ms", 10_000),  # for silent connections; the default is 120 s
 )
+# s; for a call's first message, at a service that sets no other time; a busy one reads what has come within it
+_FIRST_MESSAGE_S = 30.0
+# calls; whose first message has not come; a gateway opens its sessions at once with their first message, some KB each
+_MAX_WAITING = 1024
 # A peer that vanishes without a FIN (pulled cable, SIGSTOP) is detected within 10 + 5 s.
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -63,13 +71,18 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """A server's TLS, reflection, limits and interceptors. max_concurrent_rpcs and max_connections None: unlimited."""
+    """A server's TLS, reflection, limits and interceptors. max_concurrent_rpcs and max_connections None: unlimited;
+    one connection gets half of the first. max_waiting: calls without their first message, which has first_message_s to
+    arrive.
+    """
 
     tls: TlsConfig | None = None
     reflection: bool = True
     max_receive_bytes: int = MAX_MESSAGE_BYTES
     max_concurrent_rpcs: int | None = None
     max_connections: int | None = None
+    max_waiting: int = _MAX_WAITING
+    first_message_s: float = _FIRST_MESSAGE_S
     interceptors: Sequence[grpc.aio.ServerInterceptor] = ()
 
 
@@ -134,7 +147,10 @@ async def start_server(
     arguments = (*_SERVER_OPTIONS, ("grpc.max_receive_message_length", options.max_receive_bytes))
     if options.max_connections is not None:
         arguments = (*arguments, ("grpc.max_allowed_incoming_connections", options.max_connections))
-    interceptors = (BrokenMessages(), *options.interceptors)
+    if options.max_concurrent_rpcs is not None:
+        arguments = (*arguments, ("grpc.max_concurrent_streams", max(1, options.max_concurrent_rpcs // 2)))
+    reading = FirstMessages(max_waiting=options.max_waiting, timeout_s=options.first_message_s)
+    interceptors = (reading, *options.interceptors)
     server = grpc.aio.server(
         options=arguments, interceptors=interceptors, maximum_concurrent_rpcs=options.max_concurrent_rpcs
     )
@@ -193,12 +209,42 @@ async def until_signal() -> AsyncIterator[asyncio.Event]:
             loop.remove_signal_handler(signum)
 
 
-class BrokenMessages(grpc.aio.ServerInterceptor):
-    """Answers a request that is not valid protobuf with INVALID_ARGUMENT; gRPC alone reports UNKNOWN, as for our bugs.
+def first_to_go(waiting: Iterable[tuple[str, float, T]]) -> T | None:
+    """Returns the oldest of the peer that has most of them. waiting: each one's peer, since when, and what waits."""
+    by_peer: dict[str, list[tuple[float, T]]] = defaultdict(list)
+    for peer, since, entry in waiting:
+        by_peer[peer].append((since, entry))
+    if not by_peer:
+        return None
+    busiest = max(by_peer.values(), key=lambda entries: len(entries))
+    return min(busiest, key=lambda pair: pair[0])[1]
 
-    The outermost interceptor, for calls whose single request gRPC parses before our code runs: unary calls and the
-    health service's Watch. Request streams are parsed as they are read; there `abort` reports the same status.
+
+@dataclass(eq=False)
+class _Waiting:
+    """One call. since: loop time. is_dropped: it gave its place to another."""
+
+    peer: str
+    since: float
+    task: asyncio.Task[Any]
+    is_dropped: bool = False
+
+
+class FirstMessages(grpc.aio.ServerInterceptor):
+    """Reads each call's first message, within a time, before its method runs; the outermost interceptor.
+
+    A call costs its server memory and one of its places from its headers on, and can be opened without sending anything
+    else. Where too many wait, the one that has waited longest is ended, of the peer that has most of them: who sends
+    requests whole is not refused because of those who do not. Calls of gRPC's own services (health, reflection) can be
+    watched for ever and need no key: they count as long as they are open.
+
+    A message that is not valid protobuf is answered with INVALID_ARGUMENT; gRPC alone reports UNKNOWN, as for our bugs.
     """
+
+    def __init__(self, *, max_waiting: int, timeout_s: float) -> None:
+        self._max_waiting = max_waiting
+        self._timeout_s = timeout_s
+        self._waiting: set[_Waiting] = set()
 
     async def intercept_service(
         self,
@@ -206,28 +252,95 @@ class BrokenMessages(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler | None:
         handler = await continuation(handler_call_details)
-        if handler is None or handler.request_streaming or handler.request_deserializer is None:
+        if handler is None or handler.request_deserializer is None:  # none reads its request that has no deserializer
             return handler
-        method: Any = handler.unary_stream if handler.response_streaming else handler.unary_unary
-        return _reporting_broken(handler, method) if inspect.iscoroutinefunction(method) else handler
+        return self._reading(handler, counts_to_its_end=handler_call_details.method.startswith(_GRPCS_OWN))
 
+    def _reading(self, handler: Handler, *, counts_to_its_end: bool) -> Handler:
+        async def serve(requests: AsyncIterator[Any], context: Any) -> None:
+            waiting = self._enter(context)
+            try:
+                first = await self._first(requests)
+                if not counts_to_its_end:
+                    self._waiting.discard(waiting)
+                await _answer(handler, first, requests, context)
+            except grpc.aio.AbortError:  # the method has already sent its status
+                raise
+            except (OutriderError, DecodeError) as error:
+                await abort(context, error)
+            except asyncio.CancelledError:
+                if not waiting.is_dropped:
+                    raise
+                waiting.task.uncancel()
+                await abort(context, Overloaded("too many calls wait for their request; try again later"))
+            finally:
+                self._waiting.discard(waiting)
 
-def _reporting_broken(handler: Handler, method: Any) -> Handler:
-    parse: Any = handler.request_deserializer
+        # On the wire a stream of one message equals one message, but as a stream it is read only on request.
+        return grpc.stream_stream_rpc_method_handler(
+            serve,
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
 
-    def parse_or_error(data: bytes) -> Any:
+    def _enter(self, context: Any) -> _Waiting:
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("gRPC runs methods in tasks")
+        if len(self._waiting) >= self._max_waiting:
+            last = first_to_go((entry.peer, entry.since, entry) for entry in self._waiting)
+            if last is not None:
+                last.is_dropped = True
+                self._waiting.discard(last)
+                last.task.cancel()
+        peer, _, _port = context.peer().rpartition(":")
+        waiting = _Waiting(peer, asyncio.get_running_loop().time(), task)
+        self._waiting.add(waiting)
+        return waiting
+
+    async def _first(self, requests: AsyncIterator[Any]) -> Any:
         try:
-            return parse(data)
-        except DecodeError as error:
-            return error
+            async with asyncio.timeout(self._timeout_s):
+                first = await anext(aiter(requests), None)
+        except TimeoutError:
+            raise RequestTooSlow(f"the request did not arrive within {self._timeout_s:g} s") from None
+        if first is None:
+            raise InvalidRequest("the call ended before it sent a request")
+        return first
 
-    async def serve(request: Any, context: Any) -> Any:
-        if isinstance(request, DecodeError):
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"broken protobuf: {request}")
-        return await method(request, context)
 
-    make: Any = (
-        grpc.unary_stream_rpc_method_handler if handler.response_streaming else grpc.unary_unary_rpc_method_handler
-    )
-    made: Handler = make(serve, request_deserializer=parse_or_error, response_serializer=handler.response_serializer)
-    return made
+async def _answer(handler: Handler, first: Any, requests: AsyncIterator[Any], context: Any) -> None:
+    """Runs the handler's method, of any of the four kinds, and writes what it returns or yields."""
+    argument = _Behind(first, requests) if handler.request_streaming else first
+    if not handler.response_streaming:
+        unary: Any = handler.stream_unary if handler.request_streaming else handler.unary_unary
+        await context.write(await unary(argument, context))
+        return
+    stream: Any = handler.stream_stream if handler.request_streaming else handler.unary_stream
+    if not inspect.isasyncgenfunction(stream):
+        await stream(argument, context)  # it writes its replies itself
+        return
+    async with aclosing(stream(argument, context)) as replies:
+        async for reply in replies:
+            await context.write(reply)
+
+
+class _Behind:
+    """A stream of requests whose first one has been read."""
+
+    def __init__(self, first: Any, rest: AsyncIterator[Any]) -> None:
+        self._first = first
+        self._rest = aiter(rest)
+
+    def __aiter__(self) -> _Behind:
+        return self
+
+    def __anext__(self) -> Awaitable[Any]:
+        if self._first is None:
+            return self._rest.__anext__()
+        first, self._first = self._first, None
+        return _at_once(first)
+
+
+async def _at_once(value: Any) -> Any:
+    return value

@@ -20,7 +20,7 @@ class Admission:
     """Admission checks, one set per gateway. Without a key ring, no key is required."""
 
     ring: KeyRing | None = None
-    quotas: Quotas = field(default_factory=lambda: Quotas(512))
+    quotas: Quotas = field(default_factory=lambda: Quotas(1024))
     bodies: BodyBudget = field(default_factory=BodyBudget)
     # Names in Host headers; None: every one is answered to.
     allowed_hosts: frozenset[str] | None = None

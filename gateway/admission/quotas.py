@@ -1,8 +1,10 @@
 """Quotas: concurrent requests and tokens per minute per key, and concurrent requests of the gateway.
 
-All three are checked before a body is read. Token use is known only later, so a key's bucket is charged with the actual
-prompt and output tokens and may go below zero; the next request waits until it is positive. Over any period a key gets
-what its bucket refills, plus what was already running.
+All are checked before a body is read, and again when the request is there: from then on it counts. One caller gets
+another of the gateway's places while it holds fewer than are free: a sole caller half of them, each of two a third, so
+that a place is left for the next one (dynamic thresholds, Choudhury and Hahne, 1998). Token use is known only later, so
+a key's bucket is charged with the actual prompt and output tokens and may go below zero; the next request waits until
+it is positive. Over any period a key gets what its bucket refills, plus what was already running.
 
 One event loop uses all of this and nothing here awaits, so no lock is needed.
 """
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 from typing import Any, Protocol, TypeVar, cast
@@ -52,7 +55,6 @@ class Account:
 
     def __init__(self, owner: str, clock: Clock) -> None:
         self.owner = owner
-        self.num_running = 0
         self.bucket: TokenBucket | None = None
         self._clock = clock
 
@@ -75,26 +77,40 @@ class Quotas:
         self._max_concurrent_requests = max_concurrent_requests
         self._clock = clock
         self._accounts: dict[str, Account] = {}
+        self._num_running_of: Counter[str] = Counter()
         self.num_running = 0
 
     @contextmanager
-    def admit(self, key: ApiKey | None) -> Iterator[Account | None]:
+    def admit(self, key: ApiKey | None, peer: str = "") -> Iterator[Account | None]:
         """Raises QuotaExceeded or GatewayFull; both know when to try again. Without a key: no account."""
-        account = None if key is None else self._account(key)
-        if key is not None and account is not None:
-            _check(key, account)
-        # After the key's own limits: who is over them learns that, not that the gateway is full.
-        if self.num_running >= self._max_concurrent_requests:
-            raise GatewayFull(f"the gateway is at its limit of {self.num_running} requests; try again later")
+        account = self.check(key, peer)
+        caller = peer if key is None else key.name
         self.num_running += 1
-        if account is not None:
-            account.num_running += 1
+        self._num_running_of[caller] += 1
         try:
             yield account
         finally:
             self.num_running -= 1
-            if account is not None:
-                account.num_running -= 1
+            self._num_running_of[caller] -= 1
+            if not self._num_running_of[caller]:
+                del self._num_running_of[caller]
+
+    def check(self, key: ApiKey | None, peer: str = "") -> Account | None:
+        """Returns the key's account. Raises what `admit` would raise. peer: an address, the caller without a key."""
+        account = None if key is None else self._account(key)
+        num_own = self._num_running_of[peer if key is None else key.name]
+        if key is not None and account is not None:
+            _check(key, account, num_own)
+        # After the key's own limits: who is over them learns that, not that the gateway is full.
+        num_free = self._max_concurrent_requests - self.num_running
+        if num_free <= 0:
+            raise GatewayFull(f"the gateway is at its limit of {self.num_running} requests; try again later")
+        if num_own >= num_free:
+            raise QuotaExceeded(
+                f"this {'address' if key is None else 'API key'} has {num_own} requests under way and only {num_free} "
+                "more fit, which are left to others; try again when one has ended"
+            )
+        return account
 
     def _account(self, key: ApiKey) -> Account:
         account = self._accounts.setdefault(key.name, Account(key.name, self._clock))
@@ -102,10 +118,10 @@ class Quotas:
         return account
 
 
-def _check(key: ApiKey, account: Account) -> None:
-    if key.max_concurrent and account.num_running >= key.max_concurrent:
+def _check(key: ApiKey, account: Account, num_running: int) -> None:
+    if key.max_concurrent and num_running >= key.max_concurrent:
         raise QuotaExceeded(
-            f"this API key is at its limit of {account.num_running} running requests; try again when one has ended"
+            f"this API key is at its limit of {num_running} running requests; try again when one has ended"
         )
     wait_s = account.bucket.wait_s() if account.bucket is not None else 0.0
     if wait_s > 0.0:

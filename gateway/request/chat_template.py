@@ -24,7 +24,7 @@ from outrider.shared.errors import ConfigError, InvalidRequest
 # Marks the end of the message to be continued; the template's output after it is cut off.
 _CONTINUE_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 # A conversation with system messages in all places.
-_PROBE = tuple(
+PROBE = tuple(
     {"role": role, "content": f"{role} probe {place}"}
     for place, role in enumerate(("system", "system", "user", "assistant", "system", "user"))
 )
@@ -41,7 +41,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         try:
             self._template = _environment().from_string(source)
-        except jinja2.TemplateSyntaxError as error:
+        except (jinja2.TemplateSyntaxError, RecursionError) as error:
             raise ConfigError(f"the chat template does not compile: {error}") from error
 
     def render(
@@ -100,10 +100,10 @@ class ChatTemplate:
     def _takes_later_system(self) -> bool:
         """True if the template shows later system messages in place. Qwen3.5's refuses them; others skip them."""
         try:
-            text = self._render({"messages": _PROBE, "tools": None, "documents": None, "add_generation_prompt": True})
+            text = self._render({"messages": PROBE, "tools": None, "documents": None, "add_generation_prompt": True})
         except Exception:  # whatever it is: the messages do not fit
             return False
-        places = [text.find(message["content"]) for message in _PROBE]
+        places = [text.find(message["content"]) for message in PROBE]
         return -1 not in places and places == sorted(places)
 
 

@@ -78,9 +78,9 @@ class Tokenizer:
         except Exception as error:  # the library raises bare Exception
             raise ConfigError(f"{path} cannot be read: {error}") from error
         config = read_object(folder / "tokenizer_config.json")
-        templates = _chat_templates(folder, config) if chat_template is None else {_DEFAULT: chat_template}
+        templates = chat_templates(folder, config) if chat_template is None else {_DEFAULT: chat_template}
         source = templates.get(_DEFAULT, next(iter(templates.values())) if len(templates) == 1 else None)
-        return cls(backend, _special_tokens(config), source, config, templates.get(_WITH_TOOLS))
+        return cls(backend, special_tokens_of(config), source, config, templates.get(_WITH_TOOLS))
 
     @property
     def has_token_bytes(self) -> bool:
@@ -90,7 +90,12 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Text of special tokens inside `text` becomes those tokens, as in transformers."""
         # The fast variant computes no offsets and takes half the time for a short prompt.
-        [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        try:
+            [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        except BaseException as error:  # the library's panics are no Exception; they have no class to import
+            if type(error).__name__ != "PanicException":
+                raise
+            raise InvalidRequest(f"the model's tokenizer fails on this text: {error}") from None
         ids: list[int] = encoding.ids
         return ids
 
@@ -149,7 +154,7 @@ def _conversion(folder: Path) -> str:
     )
 
 
-def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+def special_tokens_of(config: Mapping[str, Any]) -> dict[str, str]:
     """Maps names to text; an entry of the config is text, an object with `content`, or null."""
     found = {}
     for name in _SPECIAL_NAMES:
@@ -160,7 +165,7 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+def chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
     """Returns chat templates by name. Files win over the config, as in transformers. Raises ConfigError."""
     found = config.get("chat_template") or {}
     if isinstance(found, list):

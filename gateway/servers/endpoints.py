@@ -78,11 +78,14 @@ def _uvicorn_tls(tls: TlsConfig) -> dict[str, Any]:
 
 def grpc_options(config: GatewayConfig, admission: Admission, tls: TlsConfig | None) -> rpc.ServerOptions:
     """Returns rpc.start_server's options. Requests are limited like HTTP bodies, far below the fleet's message size."""
+    num_rpcs = config.max_concurrent_requests + _SPARE_RPCS
     return rpc.ServerOptions(
         tls=tls,
         reflection=is_enabled_at(config.host, config.reflection),
         max_receive_bytes=int(config.max_body_mb * 2**20),
-        max_concurrent_rpcs=config.max_concurrent_requests + _SPARE_RPCS,
+        max_concurrent_rpcs=2 * num_rpcs,  # half of them without their first message
+        max_waiting=num_rpcs,
+        first_message_s=config.body_timeout_s,
         max_connections=config.max_connections,
         interceptors=(GrpcAdmission(admission),),
     )

@@ -1,8 +1,8 @@
-"""Admission on the gRPC server, an interceptor: API keys, quotas, slow requests, clients that do not read.
+"""Admission on the gRPC server, an interceptor: API keys, quotas, clients that do not read.
 
-It handles the streams of outrider.v1.Gateway itself: the request is read only once the call is admitted; replies are
-written one by one, so that an unread one is noticed. Deadlines need nothing here: gRPC cancels the method, which
-releases what it holds.
+It handles the streams of outrider.v1.Gateway itself: a call without a valid key is refused unread, any other counts
+from its request on (`rpc.FirstMessages` waits for it); replies are written one by one, so that an unread one is
+noticed. Deadlines need nothing here: gRPC cancels the method, which releases what it holds.
 
 Health checks and reflection pass unchecked; they reveal nothing about requests.
 """
@@ -23,7 +23,7 @@ from outrider.gateway.admission.auth import Caller, CallerContext, peer_of_conte
 from outrider.gateway.admission.body_budget import Held
 from outrider.shared import rpc
 from outrider.shared.api_keys import ApiKey
-from outrider.shared.errors import InvalidRequest, OutriderError, ReaderTooSlow, RequestTooSlow
+from outrider.shared.errors import OutriderError, ReaderTooSlow
 
 log = logging.getLogger(__name__)
 
@@ -55,12 +55,12 @@ class GrpcAdmission(grpc.aio.ServerInterceptor):
     def _guarded(self, handler: Handler, key: ApiKey | None) -> Handler:
         method: Any = handler.unary_stream  # typed for sync servers; ours is an async generator
 
-        async def serve(requests: AsyncIterator[Any], context: Any) -> None:
+        async def serve(request: Any, context: Any) -> None:
+            peer = peer_of_context(context)
             try:
-                with self._admission.quotas.admit(key) as account:
-                    request = await self._message(requests)
+                with self._admission.quotas.admit(key, peer) as account:
                     owner = "" if key is None else key.name
-                    caller = Caller(owner, account, Held(self._admission.bodies, owner), peer_of_context(context))
+                    caller = Caller(owner, account, Held(self._admission.bodies, owner), peer)
                     async with aclosing(method(request, CallerContext(context, caller))) as replies:
                         async for reply in replies:
                             await self._write(context, reply)
@@ -69,22 +69,11 @@ class GrpcAdmission(grpc.aio.ServerInterceptor):
             except Exception as error:
                 await _abort_within(context, error)
 
-        # On the wire a stream of one message equals one message, but as a stream it is read only on request.
-        return grpc.stream_stream_rpc_method_handler(
+        return grpc.unary_stream_rpc_method_handler(
             serve,
             request_deserializer=handler.request_deserializer,
             response_serializer=handler.response_serializer,
         )
-
-    async def _message(self, requests: AsyncIterator[Any]) -> Any:
-        try:
-            async with asyncio.timeout(self._admission.body_timeout_s):
-                request = await anext(aiter(requests), None)
-        except TimeoutError:
-            raise RequestTooSlow(f"the request did not arrive within {self._admission.body_timeout_s:g} s") from None
-        if request is None:
-            raise InvalidRequest("the call ended before it sent a request")
-        return request
 
     async def _write(self, context: Any, reply: Any) -> None:
         timeout_s = self._admission.slow_reader_timeout_s

@@ -12,6 +12,7 @@ from outrider.gateway.admission.readiness import Readiness, ReadyState
 from outrider.gateway.config import GatewayConfig
 from outrider.gateway.decoding.generation import Generation
 from outrider.gateway.fleet.drafter_choice import is_served
+from outrider.gateway.fleet.pool import InfoT, Pool
 from outrider.gateway.fleet.view import FleetView, fleet_view
 from outrider.gateway.openai.receipt_signature import ReceiptKey
 from outrider.gateway.openai.usage import SpecMetricsLevel
@@ -49,7 +50,7 @@ class LiveService:
         self._created = int(time.time())
         self._readiness = Readiness(generation.verifiers)
         self._logged_warning = ""
-        # The last verifier's info, kept while all are away, so that requests can wait for one.
+        # Kept when members leave the fleet.
         self._target: VerifierInfo | None = None
         self._methods: set[str] = set()
         self.tokenizer: Tokenizer = generation.tokenizer
@@ -167,17 +168,22 @@ class LiveService:
 
     def _known_methods(self) -> set[str]:
         """Returns every method ever offered: a request for one is served without drafts while its drafters are away."""
-        verifiers, drafters = self._generation.verifiers.members, self._generation.drafters.members
-        offered = [member.info.methods for member in drafters if member.info is not None]
-        offered += [member.info.local_methods for member in verifiers if member.info is not None]
+        offered = [info.methods for info in _seen(self._generation.drafters)]
+        offered += [info.local_methods for info in _seen(self._generation.verifiers)]
         self._methods.update(method.name for methods in offered for method in methods)
         return self._methods
 
     def _known_target(self) -> VerifierInfo | None:
-        for member in self._generation.verifiers.healthy():
-            self._target = member.info
-            break
+        """Returns the info of a verifier that serves, else of the last one that did: requests can wait for one."""
+        serving = [member.info for member in self._generation.verifiers.healthy()]
+        known = [*serving, self._target, *_seen(self._generation.verifiers)]
+        self._target = next((info for info in known if info is not None), None)
         return self._target
+
+
+def _seen(pool: Pool[InfoT]) -> list[InfoT]:
+    """Returns what the members said when they were last reached, also of those that are away now."""
+    return [member.info for member in pool.members if member.info is not None]
 
 
 def _response_store(config: GatewayConfig, commit_log: CommitLog) -> ResponseStore | None:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.shared.errors import CommitRefused, Unavailable, UnknownSession
+from outrider.shared.errors import CommitRefused, LogUnavailable, UnknownSession
 from outrider.shared.log import commit_scripts as scripts
 from outrider.shared.log.log_budget import Hold, LogBudget
 from outrider.shared.log.patient_redis import PatientRedis, RedisState
@@ -31,6 +31,8 @@ from outrider.shared.log.patient_redis import PatientRedis, RedisState
 PATIENCE_S = 15.0
 # per time to live; rate at which running choices refresh the expiry of finished ones
 _REFRESHES_PER_TTL = 4
+# bytes; of a record, by which the log's scripts know it: they hold its random nonce (log.proto)
+_RECORD_HEAD_BYTES = 128
 
 
 @dataclass(frozen=True)
@@ -157,6 +159,7 @@ class RequestLog:
     ) -> None:
         """hold: the request's bytes in the budget; None if another gateway, or another connection, began it."""
         self.record = record
+        self.record_head = record[:_RECORD_HEAD_BYTES]
         self._hold = hold
         self.holder = secrets.token_hex(8)
         self.keys = keys
@@ -198,7 +201,9 @@ class RequestLog:
     async def claim(self, choices: Sequence[int]) -> dict[int, int]:
         """The new term of each; from now on no other gateway can write to them. Raises UnknownSession."""
         keys = (self.keys.record, *map(self.keys.fence, choices))
-        terms = await self._log.run_script(scripts.CLAIM, keys, lambda: (self.holder, self._log.ttl_s))
+        terms = await self._log.run_script(
+            scripts.CLAIM, keys, lambda: (self.holder, self._log.ttl_s, self.record_head)
+        )
         if not terms:
             raise UnknownSession("the request has expired")
         return dict(zip(choices, map(int, terms), strict=True))
@@ -266,7 +271,7 @@ class ChoiceLog:
     async def append(self, entry: LogEntry) -> None:
         """Returns once Redis has the entry.
 
-        Raises CommitRefused (a gap, a repeat, a later term, another request with this id), or Unavailable, which
+        Raises CommitRefused (a gap, a repeat, a later term, another request with this id), or LogUnavailable, which
         says how far the log is known to reach.
         """
         end = self._entries[-1].end if self._entries else 0
@@ -278,14 +283,14 @@ class ChoiceLog:
             # The request has not ended while this choice goes on.
             has_ended = entry.finish_reason != 0 and self._request.has_ended
             ttl_s = self._log.ended_ttl_s if has_ended else self._log.ttl_s
-            args = (self.term, self._request.holder, ttl_s, *_fields(entry))
+            args = (self.term, self._request.holder, ttl_s, *_fields(entry), self._request.record_head)
             self._request.grow(4 * len(entry.token_ids) + len(entry.extras), ttl_s)
             code = await self._log.run_script(scripts.APPEND, self._keys(has_ended), lambda: args)
             if code == scripts.DOES_NOT_FIT:
                 await self._request.restore()
             self._is_taken_over |= code == scripts.TAKEN_OVER
-        except Unavailable as error:
-            raise Unavailable(f"{error.message}; {self._committed()}") from error
+        except LogUnavailable as error:
+            raise LogUnavailable(f"{error.message}; {self._committed()}") from error
         if self._is_taken_over:
             raise CommitRefused(
                 f"another connection has taken over this request, this stream ends here; {self._committed()}"

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 APPENDED = 1
 TAKEN_OVER = 0
-# The log does not end where the append begins, the fence is not the holder's, or the record is gone: Redis has lost
-# data, or it has expired.
+# The log does not end where the append begins, the fence is not the holder's, or the record is gone or another's: Redis
+# has lost data, or it has expired.
 DOES_NOT_FIT = -1
 
 # KEYS: record. ARGV: record, time to live in seconds. Returns 1 if stored, 0 if another request has this id.
@@ -29,6 +29,8 @@ local function superseded(fence, term, holder)
   return now > term or (now == term and fence[2] ~= holder)
 end
 local function entry_id(base_len) return string.format('%.0f-0', tonumber(base_len) + 1) end
+-- Redis may have lost the caller's record, and another request may have begun under the same id.
+local function is_own(record, head) return redis.call('GETRANGE', record, 0, #head - 1) == head end
 local function length(log)
   local last = redis.call('XREVRANGE', log, '+', '-', 'COUNT', 1)[1]
   if not last then return 0 end
@@ -41,7 +43,8 @@ end
 """
 
 # KEYS: log, fence, record, then keys whose expiry to refresh.
-# ARGV: term, holder, time to live in seconds, base_len, number of tokens, tokens, finish reason, epoch, extras.
+# ARGV: term, holder, time to live in seconds, base_len, number of tokens, tokens, finish reason, epoch, extras, the
+# record's first bytes.
 # Returns one of the codes above; a repeated append is recognised and counts as appended.
 APPEND = (
     _HELPERS
@@ -57,7 +60,7 @@ for field = 1, 5 do
   is_repeat = is_repeat and existing[2][2 * field] == ARGV[4 + field]
 end
 if not is_repeat then
-  if existing or length(KEYS[1]) ~= tonumber(ARGV[4]) or redis.call('EXISTS', KEYS[3]) == 0 then return -1 end
+  if existing or length(KEYS[1]) ~= tonumber(ARGV[4]) or not is_own(KEYS[3], ARGV[10]) then return -1 end
   add(KEYS[1], ARGV[4], 5)
   redis.call('HSET', KEYS[2], 'term', ARGV[1], 'holder', ARGV[2])
 end
@@ -90,10 +93,12 @@ return 1
 """
 )
 
-# KEYS: record, then the fence of each claimed choice. ARGV: holder, time to live in seconds.
-# Returns the new term of each, or nothing without a record. All or none: of two claims one wins entirely.
-CLAIM = """
-if redis.call('EXISTS', KEYS[1]) == 0 then return {} end
+# KEYS: record, then the fence of each claimed choice. ARGV: holder, time to live in seconds, the record's first bytes.
+# Returns the new term of each, or nothing without the record. All or none: of two claims one wins entirely.
+CLAIM = (
+    _HELPERS
+    + """
+if not is_own(KEYS[1], ARGV[3]) then return {} end
 redis.call('EXPIRE', KEYS[1], ARGV[2])
 local terms = {}
 for index = 2, #KEYS do
@@ -108,5 +113,6 @@ for index = 2, #KEYS do
 end
 return terms
 """
+)
 
 ALL = (BEGIN, APPEND, RESTORE, CLAIM)

@@ -37,7 +37,7 @@ from redis.exceptions import (
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from outrider.shared.errors import InternalError, Unavailable
+from outrider.shared.errors import InternalError, LogUnavailable, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +140,7 @@ class PatientRedis:
         return RedisState(answers=True)
 
     async def call(self, command: Command) -> Any:
-        """The command's reply. Raises Unavailable after patience_s, InternalError for an invalid command."""
+        """The command's reply. Raises LogUnavailable after patience_s, InternalError for an invalid command."""
         if self._sender is None:
             raise Unavailable("the connection to Redis is not open")
         call = _Call(command, asyncio.get_running_loop().create_future())
@@ -149,7 +149,7 @@ class PatientRedis:
                 await self._queue.put(call)
                 return await call.reply
         except TimeoutError:
-            raise Unavailable(f"Redis has not answered for {self.patience_s:g} s ({call.problem})") from None
+            raise LogUnavailable(f"Redis has not answered for {self.patience_s:g} s ({call.problem})") from None
 
     async def _not_ready(self) -> Exception | None:
         """Connects and loads the scripts within one attempt; returns the error, or None."""

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from tests.attacks.holding import NUM_INNOCENTS, HoldOutcome, run_holds
 from tests.attacks.run import NUM_STREAMS, Outcome, run_attacks
 from tests.attacks.stack import running_stack
 
@@ -19,12 +20,33 @@ MAX_SLOWDOWN = 2.0
 _console = Console(width=140)
 
 
-def main() -> None:
-    """One client's attacks beside eight plain streams of others. Needs a quiet machine: it measures times."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, running_stack(Path(folder)) as stack:
+def main(drafters: int = 1) -> None:
+    """One client's attacks beside eight plain streams of others, then those that hold places, beside short requests.
+    Needs a quiet machine: it measures times.
+    """
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        running_stack(Path(folder), num_drafters=drafters) as stack,
+    ):
         outcomes = asyncio.run(run_attacks(stack, _console.print))
+        holds = asyncio.run(run_holds(stack, _console.print))
     _show(outcomes)
-    sys.exit(any(outcome.has_hurt or outcome.slowdown > MAX_SLOWDOWN for outcome in outcomes))
+    _show_holds(holds)
+    has_hurt = any(outcome.has_hurt or outcome.slowdown > MAX_SLOWDOWN for outcome in outcomes)
+    sys.exit(has_hurt or any(outcome.refused for outcome in holds))
+
+
+def _show_holds(outcomes: list[HoldOutcome]) -> None:
+    table = Table("held by the attacker", f"of {2 * NUM_INNOCENTS} requests", "p50", "slowest", "attackers")
+    for outcome in outcomes:
+        table.add_row(
+            outcome.name,
+            f"{outcome.refused.total()} refused",
+            f"{outcome.p50_s:.3f} s",
+            f"{outcome.slowest_s:.3f} s",
+            ", ".join(f"{count} x {what}" for what, count in sorted(outcome.attackers.items())),
+        )
+    _console.print(table)
 
 
 def _show(outcomes: list[Outcome]) -> None:

@@ -30,7 +30,7 @@ class AttackedStack:
 
 
 @contextmanager
-def running_stack(run_dir: Path) -> Iterator[AttackedStack]:
+def running_stack(run_dir: Path, num_drafters: int = 0) -> Iterator[AttackedStack]:
     neighbour_key, attacker_key = new_key(), new_key()
     keys_file = run_dir / "api-keys"
     keys_file.write_text(f"{key_line('neighbour', neighbour_key)}\n{key_line('attacker', attacker_key)}\n")
@@ -39,7 +39,7 @@ def running_stack(run_dir: Path) -> Iterator[AttackedStack]:
         draft_model=str(_MODELS / "demo-draft"),
         port=server_port(),
         grpc_port=server_port(),
-        num_drafters=0,
+        num_drafters=num_drafters,
         gateway_args=("--api-keys-file", str(keys_file)),
     )
     stack = Stack(settings, run_dir, lambda _message: None)

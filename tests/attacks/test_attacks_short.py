@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from tests.attacks.attacks import ATTACKS
+from tests.attacks.holding import HOLDS, run_holds
 from tests.attacks.run import run_attacks
 from tests.attacks.stack import running_stack
 
@@ -26,3 +27,12 @@ async def test_neighbours_are_served_as_if_alone(tmp_path: Path) -> None:
     assert [outcome for outcome in outcomes if outcome.has_hurt] == []
     assert [outcome for outcome in outcomes if not outcome.attackers[httpx.codes.OK]] == [], "they attack nothing"
     assert max(outcome.gateway_peak_bytes for outcome in outcomes) < MAX_GATEWAY_BYTES
+
+
+async def test_places_held_by_one_caller_are_not_the_neighbours(tmp_path: Path) -> None:
+    with running_stack(tmp_path, num_drafters=1) as stack:
+        outcomes = await run_holds(stack, print)
+    assert [outcome.name for outcome in outcomes] == list(HOLDS)
+    assert [outcome for outcome in outcomes if outcome.refused] == []
+    [background] = [outcome.attackers for outcome in outcomes if "background" in outcome.name]
+    assert background["cancelled 200"] == background["begun 200"] > 0

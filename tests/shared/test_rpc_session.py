@@ -170,7 +170,7 @@ async def test_a_stream_that_ends_before_it_opened_is_told_so(served: Served) ->
     await stream.done_writing()
     code, details = await status_of(stream)
     assert code == grpc.StatusCode.INVALID_ARGUMENT
-    assert "open" in details
+    assert "before it sent a request" in details
 
 
 async def test_too_many_sessions_are_refused_and_room_comes_back(served: Served) -> None:

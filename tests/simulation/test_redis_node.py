@@ -26,15 +26,16 @@ def drawn_commands(rng: random.Random, shas: list[str]) -> list[tuple[Any, ...]]
     for _ in range(NUM_COMMANDS):
         stem, holder, term = f"r{rng.randrange(3)}", rng.choice("ab"), rng.randrange(3)
         keys = (f"{stem}:0:log", f"{stem}:0:fence", f"{stem}:record")
+        record = rng.choice((b"record", b"record", b"another"))
         entry = (rng.randrange(4), 1, bytes([rng.randrange(3), 0, 0, 0]), 0, term, b"\xff\x00")
         commands.append(
             rng.choice(
                 [
-                    ("EVALSHA", begin, 1, keys[2], b"record", 600),
-                    ("EVALSHA", append, 3, *keys, term, holder, 600, *entry),
-                    ("EVALSHA", append, 3, *keys, term, holder, 600, *entry),
-                    ("EVALSHA", restore, 3, *keys, term, holder, 600, b"record", *(0, *entry[1:])),
-                    ("EVALSHA", claim, 2, keys[2], keys[1], holder, 600),
+                    ("EVALSHA", begin, 1, keys[2], record, 600),
+                    ("EVALSHA", append, 3, *keys, term, holder, 600, *entry, record),
+                    ("EVALSHA", append, 3, *keys, term, holder, 600, *entry, record),
+                    ("EVALSHA", restore, 3, *keys, term, holder, 600, record, *(0, *entry[1:])),
+                    ("EVALSHA", claim, 2, keys[2], keys[1], holder, 600, record),
                     ("XRANGE", keys[0], "-", "+"),
                     ("GET", keys[2]),
                     ("DEL", rng.choice(keys)),

@@ -1,6 +1,7 @@
 """Admission on the HTTP server, an ASGI middleware: API keys, quotas, slow bodies, deadlines, clients that do not read.
 
-Everything is decided from the request's headers, before its body is read. Refusals have OpenAI's error
+Everything is decided from the request's headers, before its body is read; a request counts once its body is there, and
+may be refused then too. Refusals have OpenAI's error
 format, or Anthropic's on its routes.
 
 `X-Request-Timeout: SECONDS` cancels a request that takes longer: with 504 before the answer has begun, with an error
@@ -13,7 +14,7 @@ import asyncio
 import ipaddress
 import logging
 from collections.abc import Awaitable, Callable, Container
-from contextlib import closing, nullcontext, suppress
+from contextlib import ExitStack, closing, suppress
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -23,6 +24,7 @@ from outrider.gateway.admission.auth import Caller, peer_of_scope, put_caller
 from outrider.gateway.admission.body_budget import Held
 from outrider.gateway.anthropic.errors import is_messages_path
 from outrider.gateway.playground.page import PREFIX as PLAYGROUND_PREFIX
+from outrider.gateway.request.event_cursor import LAST_EVENT_ID
 from outrider.gateway.servers.http.limits import error_event, error_response
 from outrider.gateway.servers.http.protocol import ABORT
 from outrider.shared.api_keys import ApiKey
@@ -67,11 +69,20 @@ class HttpAdmission:
                 check_host(headers.get("host", ""), self._admission.allowed_hosts)
             key = self._identify(scope["path"], headers)
             timeout_s = _timeout_s(headers.get(TIMEOUT_HEADER))
-            admitted = self._admission.quotas.admit(key) if _is_work(scope) else nullcontext(None)
-            owner = "" if key is None else key.name
-            with admitted as account, closing(Held(self._admission.bodies, owner)) as held:
-                put_caller(scope, Caller(owner, account, held, peer_of_scope(scope)))
-                timed = _TimedBody(receive, self._admission.body_timeout_s)
+            quotas, owner, peer = self._admission.quotas, "" if key is None else key.name, peer_of_scope(scope)
+            is_work = _is_work(scope)
+            account = quotas.check(key, peer) if is_work else None
+            with ExitStack() as place, closing(Held(self._admission.bodies, owner)) as held:
+                put_caller(scope, Caller(owner, account, held, peer))
+
+                def count() -> None:
+                    if is_work:
+                        place.enter_context(quotas.admit(key, peer))
+
+                waits = _has_body(headers)
+                if not waits:
+                    count()
+                timed = _TimedBody(receive, self._admission.body_timeout_s, count if waits else _nothing)
                 await self._within(timeout_s, self._app(scope, timed, watched), watched, scope["path"])
         except OutriderError as refusal:  # the application answers its own errors
             await error_response(refusal, scope["path"])(scope, receive, watched)
@@ -149,8 +160,10 @@ class _WatchedSend:
 class _TimedBody:
     """An ASGI `receive` with a timeout for the body; after the body it waits without limit."""
 
-    def __init__(self, receive: Receive, timeout_s: float) -> None:
+    def __init__(self, receive: Receive, timeout_s: float, on_complete: Callable[[], None]) -> None:
+        """on_complete: called when the body is there; what it raises is raised to the reader."""
         self._receive = receive
+        self._on_complete = on_complete
         self._timeout_s = timeout_s
         self._ends_at = asyncio.get_running_loop().time() + timeout_s
         self._is_complete = False
@@ -165,7 +178,11 @@ class _TimedBody:
             if not limit.expired():
                 raise
             raise RequestTooSlow(f"the body did not arrive within {self._timeout_s:g} s") from None
-        self._is_complete = message["type"] != "http.request" or not message.get("more_body", False)
+        if message["type"] != "http.request":
+            self._is_complete = True
+        elif not message.get("more_body", False):
+            self._is_complete = True
+            self._on_complete()
         return message
 
 
@@ -191,9 +208,22 @@ def check_host(header: str, allowed: Container[str]) -> None:
     )
 
 
+def _nothing() -> None:
+    pass
+
+
+def _has_body(headers: Headers) -> bool:
+    """Returns whether a body is still to come that will be read: not with an event's id, which says it all."""
+    return (
+        headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+    ) and LAST_EVENT_ID not in headers
+
+
 def _is_work(scope: Scope) -> bool:
     """Returns whether the request counts against the limits: it has a body to parse, or it generates."""
     path: str = scope["path"]
+    if path.startswith(_RESPONSES_PREFIX) and path.endswith("/cancel"):
+        return False  # it ends work, also of a caller who holds all of its places
     streams = path.startswith(_RESPONSES_PREFIX) and b"stream=" in scope["query_string"]
     return path not in _OPEN_PATHS and (scope["method"] == "POST" or path.startswith(_STREAMS_PREFIX) or streams)
 

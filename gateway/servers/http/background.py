@@ -1,8 +1,9 @@
 """A response in the background: generated to its end, whether its client reads, hangs up or was answered before.
 
 It is the ordinary answer of its request on a connection that may be gone. A lease in Redis shows that a gateway works
-on it; once it has expired, the next gateway to receive a request for the response continues it, from the log. The first
-end that is stored counts: an answer, a failure with its reason, or a cancellation.
+on it; once it has expired, the next gateway to receive a request for the response continues it, from the log. So a
+Redis that is away for longer than a commit waits is not its end. The first end that is stored counts: an answer, a
+failure with its reason, or a cancellation.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from outrider.gateway.responses.stored import document_of, keep
 from outrider.gateway.servers.http.http_answer import HttpAnswer, Indexed, Load
 from outrider.gateway.servers.http.limits import as_outrider_error
 from outrider.gateway.servers.service import GatewayService
-from outrider.shared.errors import CommitRefused, InternalError, Unavailable
+from outrider.shared.errors import CommitRefused, InternalError, LogUnavailable, Unavailable
 
 
 class BackgroundAnswer(HttpAnswer):
@@ -85,8 +86,8 @@ class BackgroundAnswer(HttpAnswer):
         except asyncio.CancelledError:
             await self._store.let_go(*self._names)
             raise
-        except CommitRefused:
-            raise  # somebody else has it
+        except (CommitRefused, LogUnavailable):
+            raise  # somebody else has it, or will continue it from the log once its lease has expired
         except Exception as error:
             body = self._so_far("failed")
             body["error"] = {"code": "server_error", "message": as_outrider_error(error).message}

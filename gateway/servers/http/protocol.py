@@ -1,8 +1,9 @@
 """The HTTP server's connections: how many, and how long a client may take to send its request.
 
 With httptools, uvicorn limits neither headers nor body nor connections, so this protocol adds timeouts for a request's
-headers and body, and a connection count. Not covered: a stalled TLS handshake, which asyncio ends after 60 s, counts
-only once it is complete.
+headers and body, and a connection count. Where there are too many, a new one takes the place of the one that has waited
+longest for its request, of the address that has most of these. Not covered: a stalled TLS handshake, which asyncio ends
+after 60 s, counts only once it is complete.
 
 Not here: limits that depend on the request (limits.py, admission.py). The entry point is `protocol_factory`.
 """
@@ -20,12 +21,15 @@ from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from outrider.gateway.admission.auth import peer_of_scope
 from outrider.shared.errors import RETRY_S
+from outrider.shared.rpc import first_to_go
 
 # ASGI scope key: a function that drops the connection without sending what is queued.
 ABORT = "outrider.abort"
 # seconds; after its timeout read_body (limits.py) answers and discards the body, this ends the connection
 _BODY_GRACE_S = 10.0
+_TOO_MANY = "too many connections; try again later"
 
 
 @dataclass(frozen=True)
@@ -55,13 +59,33 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._num_head_bytes = 0
         self._num_heads = 0
         self._refused = False
+        self._waiting_since = 0.0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self._limits.max_connections:
-            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, "too many connections; try again later")
+        self._waiting_since = self.loop.time()
+        if len(self.connections) > self._limits.max_connections and not self._takes_a_place():
+            self._refuse(HTTPStatus.SERVICE_UNAVAILABLE, _TOO_MANY)
         else:
             self._start_clock(self._limits.header_timeout_s, self._head_is_late)
+
+    def _takes_a_place(self) -> bool:
+        """Ends another connection, without a whole request; returns whether there is one."""
+        others = [other for other in self.connections if isinstance(other, LimitedHttpProtocol) and other is not self]
+        last = first_to_go((other.peer, other._waiting_since, other) for other in others if other.waits)
+        if last is not None:
+            last._refuse(HTTPStatus.SERVICE_UNAVAILABLE, _TOO_MANY)
+        return last is not None
+
+    @property
+    def peer(self) -> str:
+        return peer_of_scope({"client": self.client})
+
+    @property
+    def waits(self) -> bool:
+        """True while the client has to send: it has no request, or half of one."""
+        is_answering = self.cycle is not None and not self.cycle.response_complete
+        return not self._refused and (not self._in_head or not is_answering)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_clock()
@@ -100,6 +124,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         if not self._refused:
             super().on_body(body)
+
+    def on_response_complete(self) -> None:
+        self._waiting_since = self.loop.time()
+        super().on_response_complete()
 
     def on_message_complete(self) -> None:
         if not self._refused:

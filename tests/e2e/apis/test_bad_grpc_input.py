@@ -67,7 +67,7 @@ def proposing(**fields: Any) -> Messages:
 BAD_VERIFIER_SESSIONS: dict[str, tuple[Messages, grpc.StatusCode, str]] = {
     "garbage": ([GARBAGE], INVALID, "broken protobuf"),
     "garbage-after-open": ([open_verifier(), GARBAGE], INVALID, "broken protobuf"),
-    "nothing": ([], INVALID, "open"),
+    "nothing": ([], INVALID, "before it sent a request"),
     "empty-message": ([b""], INVALID, "open"),
     "step-first": ([verify()], INVALID, "open"),
     "open-twice": ([open_verifier(), open_verifier()], INVALID, "step"),
@@ -122,7 +122,7 @@ BAD_VERIFIER_SESSIONS: dict[str, tuple[Messages, grpc.StatusCode, str]] = {
 BAD_DRAFTER_SESSIONS: dict[str, tuple[Messages, grpc.StatusCode, str]] = {
     "garbage": ([GARBAGE], INVALID, "broken protobuf"),
     "garbage-after-open": ([open_drafter(), GARBAGE], INVALID, "broken protobuf"),
-    "nothing": ([], INVALID, "open"),
+    "nothing": ([], INVALID, "before it sent a request"),
     "step-first": ([draft(num_draft_tokens=2)], INVALID, "open"),
     "open-twice": ([open_drafter(), open_drafter()], INVALID, "step"),
     "unknown-method": ([open_drafter(method="crystal_ball")], INVALID, "method"),

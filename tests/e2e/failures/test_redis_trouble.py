@@ -192,6 +192,35 @@ async def test_one_that_hangs_for_too_long_ends_the_stream_with_what_is_committe
         await check_whole(http, told + rest, undisturbed)
 
 
+async def test_one_that_hangs_for_too_long_is_not_the_end_of_a_response_in_the_background(
+    fleet: Fleet, impatient: Gateway, http: httpx.AsyncClient
+) -> None:
+    """Its gateway gives it up; the other one continues it from the log, to the same text."""
+    asked = {"input": "A?", "max_output_tokens": NUM_TOKENS, "temperature": 0}
+    whole = (await http.post("/v1/responses", json=asked)).json()
+    async with impatient.client() as first:
+        begun = (await first.post("/v1/responses", json={**asked, "background": True})).json()
+        try:
+            fleet.redis.freeze()
+            # A commit has waited for too long; what a gateway stores of the end would still arrive.
+            await asyncio.sleep(1.5 * PATIENCE_S)
+        finally:
+            fleet.redis.thaw()
+    assert begun.get("status") == "queued", begun
+    statuses = []
+    async with asyncio.timeout(4 * SLACK_S):
+        while (ended := (await http.get(f"/v1/responses/{begun['id']}")).json())["status"] == "in_progress":
+            statuses.append(ended["status"])
+            await asyncio.sleep(0.2)
+    assert statuses, "it ended before Redis was frozen"
+    assert (ended["status"], ended["usage"]) == (whole["status"], whole["usage"]), ended["error"]
+    assert _text_of(ended) == _text_of(whole)
+
+
+def _text_of(response: dict[str, Any]) -> str:
+    return "".join(part["text"] for item in response["output"] for part in item.get("content", []))
+
+
 def filling(url: str, until: Callable[[], object]) -> Callable[[], None]:
     """It is full until `until` returns, on this thread."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -90,6 +90,28 @@ def test_places_are_given_back_whatever_happens() -> None:
         raise KeyError
     with quotas.admit(key), quotas.admit(None):
         pass
+    assert quotas.num_running == 0
+
+
+def test_a_caller_leaves_as_many_places_as_it_has() -> None:
+    """One caller gets half of the places, two a third each, and then somebody new is still let in."""
+    quotas = Quotas(12)
+
+    def held_by(caller: ApiKey | None, peer: str = "") -> int:
+        for count in range(13):
+            try:
+                held.enter_context(quotas.admit(caller, peer))
+            except QuotaExceeded:
+                return count
+        raise AssertionError
+
+    with ExitStack() as held:
+        assert held_by(ApiKey("a", b"")) == 6
+        assert held_by(None, "10.0.0.1") == 3
+        assert held_by(None, "10.0.0.2") == 2
+        held.enter_context(quotas.admit(ApiKey("b", b"")))
+        with pytest.raises(GatewayFull), quotas.admit(ApiKey("c", b"")):
+            pass
     assert quotas.num_running == 0
 
 
@@ -268,14 +290,47 @@ async def test_a_wrong_body_gives_its_place_back(service: ScriptedService, tmp_p
         await until(lambda: servers.admission.quotas.num_running == 0)
 
 
-async def test_a_grpc_call_without_its_message_gives_its_place_back(service: ScriptedService, tmp_path: Path) -> None:
+async def test_a_grpc_call_without_its_message_takes_no_place_and_ends(
+    service: ScriptedService, tmp_path: Path
+) -> None:
     async with (
-        limited(service, tmp_path, body_timeout_s=2) as (servers, _, _stub),
+        limited(service, tmp_path, body_timeout_s=2, max_concurrent_requests=2) as (servers, _, stub),
         rpc.open_channel(servers.grpc_address) as channel,
     ):
         method: Any = channel.stream_stream("/outrider.v1.Gateway/Generate")
-        call = method(metadata=tuple(bearer(ALICE).items()))
-        await until(lambda: servers.admission.quotas.num_running == 1)
-        assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        assert "did not arrive within 2 s" in (await call.details() or "")
+        calls = [method(metadata=tuple(bearer(ALICE).items())) for _ in range(2)]
+        assert [reply async for reply in start_grpc(stub, BOB)]
+        for call in calls:
+            assert await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            assert "did not arrive within 2 s" in (await call.details() or "")
+        assert servers.admission.quotas.num_running == 0
+
+
+async def test_half_sent_bodies_take_no_places(service: ScriptedService, tmp_path: Path) -> None:
+    """Nor does a body without end of which the head says no length."""
+    async with limited(service, tmp_path, max_concurrent_requests=1) as (servers, http, _):
+        for length in ("content-length: 99", "transfer-encoding: chunked"):
+            _, writer = await asyncio.open_connection("127.0.0.1", servers.http_port)
+            head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {ALICE}\r\n{length}\r\n"
+            writer.write(f"{head}content-type: application/json\r\n\r\n5\r\n".encode())
+            await until(lambda: servers.num_connections() > 0)
+            answered = await http.post("/v1/completions", json=HELLO, headers=bearer(BOB))
+            assert answered.status_code == 200
+            writer.close()
+
+
+async def test_places_that_are_taken_while_a_body_comes_refuse_it(service: ScriptedService, tmp_path: Path) -> None:
+    service.script = Script(endless=True)
+    async with limited(service, tmp_path, max_concurrent_requests=1) as (servers, _, stub):
+        reader, writer = await asyncio.open_connection("127.0.0.1", servers.http_port)
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {BOB}\r\ncontent-length: 15\r\n"
+        writer.write(f"{head}content-type: application/json\r\n\r\n".encode())
+        await until(lambda: servers.num_connections() == 1)
+        call = start_grpc(stub, ALICE)
+        await until(lambda: service.num_open == 1)
+        writer.write(b'{"prompt": "x"}')
+        async with asyncio.timeout(30):
+            assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 503 ")
+        writer.close()
+        call.cancel()
         await until(lambda: servers.admission.quotas.num_running == 0)

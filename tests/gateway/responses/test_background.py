@@ -22,7 +22,7 @@ from responses_client import events_of
 from outrider.gateway.config import GatewayConfig
 from outrider.gateway.request.types import GenerationUpdate, ValidRequest
 from outrider.gateway.responses.store import ResponseStore
-from outrider.shared.errors import VerifierLost
+from outrider.shared.errors import LogUnavailable, VerifierLost
 
 TEXT = "One two three four five six."
 
@@ -66,6 +66,12 @@ async def finished(client: openai.AsyncOpenAI, response_id: str) -> Any:
 async def idle(service: ScriptedService) -> None:
     async with asyncio.timeout(60):
         while service.num_open:  # noqa: ASYNC110 - the service has a count, no event
+            await asyncio.sleep(0.01)
+
+
+async def until_opened(service: ScriptedService) -> None:
+    async with asyncio.timeout(60):
+        while not service.num_opened:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
@@ -167,6 +173,21 @@ async def test_another_gateway_goes_on_when_the_first_shows_no_sign_of_life(gate
         assert len(other.wanted) == 1
 
 
+async def test_a_redis_that_was_away_for_too_long_is_not_its_end(gated: GatedService, store: ResponseStore) -> None:
+    """The gateway gives up, its lease expires, and whoever is asked for the response continues it."""
+    gated.script = Script(TEXT, error=LogUnavailable("Redis has not answered for 15 s"), error_at=1)
+    gated.gate.set()
+    async with gateway(gated) as (_, client):
+        begun = await client.responses.create(input="A?", background=True)
+        await until_opened(gated)
+        await idle(gated)
+        assert (await client.responses.retrieve(begun.id)).status == "in_progress"
+        gated.script = Script(TEXT)
+        await store.let_go("", begun.id)  # as its expiry does, 15 s later
+        assert (await finished(client, begun.id)).output_text == TEXT
+        assert len(gated.wanted) == 1
+
+
 async def test_one_whose_log_is_gone_too_has_failed(gated: GatedService, store: ResponseStore) -> None:
     async with gateway(gated) as (_, client):
         begun = await client.responses.create(input="A?", background=True)
@@ -184,11 +205,20 @@ async def test_it_counts_as_running_and_is_its_owners_alone(gated: GatedService,
         with pytest.raises(openai.InternalServerError, match="at its limit of 1 requests"):
             await client.responses.create(input="B?", background=True)
         bob = client.with_options(api_key=BOB)
-        for call in (bob.responses.retrieve, bob.responses.delete):
+        for call in (bob.responses.retrieve, bob.responses.delete, bob.responses.cancel):
             with pytest.raises(openai.NotFoundError):
                 await call(begun.id)
         gated.gate.set()
         assert (await finished(client, begun.id)).output_text == TEXT
+
+
+async def test_its_owner_can_cancel_it_while_it_holds_every_place(gated: GatedService, tmp_path: Path) -> None:
+    async with gateway(gated, api_keys_file=key_file(tmp_path), max_concurrent_requests=1) as (_, client):
+        begun = await client.responses.create(input="A?", background=True)
+        assert (await client.responses.cancel(begun.id)).status == "cancelled"
+        await idle(gated)
+        gated.gate.set()
+        assert (await client.with_options(api_key=BOB).responses.create(input="B?")).output_text == TEXT
 
 
 @pytest.mark.parametrize(

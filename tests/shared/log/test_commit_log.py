@@ -174,7 +174,9 @@ async def send_append(log: CommitLog, request: RequestLog, one: LogEntry, term: 
     fields = (one.base_len, len(one.token_ids), packed, one.finish_reason, one.epoch, one.extras)
     keys = request.keys
     named = (keys.log(0), keys.fence(0), keys.record)
-    return await log.run_script(scripts.APPEND, named, lambda: (term, request.holder, TTL_S, *fields))
+    return await log.run_script(
+        scripts.APPEND, named, lambda: (term, request.holder, TTL_S, *fields, request.record_head)
+    )
 
 
 async def test_the_same_append_once_more_counts_as_appended_and_is_not_written_twice(log: CommitLog) -> None:
@@ -213,6 +215,37 @@ async def test_a_second_request_with_the_same_id_is_refused(log: CommitLog, othe
         await append(other_log.new("r", b"something else").choice(0), 1)
     await append(choice, 2)
     assert await tokens(log) == [1, 2]
+
+
+async def test_tokens_of_a_lost_record_do_not_go_under_another_requests(
+    log: CommitLog, other_log: CommitLog, redis_client: aioredis.Redis
+) -> None:
+    """Redis has lost a request that had no token yet, and its id has been used again."""
+    request = log.new("r", RECORD)
+    await request.begun()
+    await redis_client.flushall()
+    other_request = other_log.new("r", b"something else")
+    await other_request.begun()
+    other = other_request.choice(0)
+    with pytest.raises(CommitRefused, match="taken over"):
+        await append(request.choice(0), 1)
+    await append(other, 2)
+    assert await tokens(log) == [2]
+
+
+async def test_a_claim_is_of_the_record_that_was_read(
+    log: CommitLog, other_log: CommitLog, redis_client: aioredis.Redis
+) -> None:
+    await log.new("r", RECORD).begun()
+    found = await log.find("r")
+    assert found is not None
+    await redis_client.flushall()
+    other = other_log.new("r", b"something else").choice(0)
+    await append(other, 2)
+    with pytest.raises(UnknownSession):
+        await found.claim([0])
+    await append(other, 3)
+    assert await tokens(log) == [2, 3]
 
 
 async def test_a_claim_passes_over_the_gateway_that_was_writing(log: CommitLog, other_log: CommitLog) -> None:

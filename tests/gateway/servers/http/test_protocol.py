@@ -173,14 +173,12 @@ async def drip_body(writer: asyncio.StreamWriter, path: bytes) -> None:
         writer.write(b" ")
 
 
-async def test_a_slow_body_is_refused_and_gives_its_place_back(service: ScriptedService) -> None:
+async def test_a_slow_body_is_refused(service: ScriptedService) -> None:
     async with quick_servers(service, header_timeout_s=LONG_S) as servers, connected(servers) as (reader, writer):
         dripping = asyncio.create_task(drip_body(writer, b"/v1/completions"))
-        await until(lambda: servers.admission.quotas.num_running == 1)
         status, error, head = await answer(reader)
         assert (status, error["message"]) == (408, "the body did not arrive within 0.5 s")
         assert "connection: close" in head
-        await until(lambda: servers.admission.quotas.num_running == 0)
         dripping.cancel()
         assert await is_closed(reader, CLOSED_WITHIN_S)
 
@@ -200,23 +198,51 @@ async def test_a_body_that_nobody_reads_has_an_end_too(
 # ---- connections ------------------------------------------------------------------------------------------------
 
 
-async def test_connections_are_bounded(service: ScriptedService) -> None:
-    async with quick_servers(service, max_connections=3, header_timeout_s=30.0) as servers:
-        held = [await asyncio.open_connection("127.0.0.1", servers.http_port) for _ in range(3)]
+HALF_A_BODY = (
+    b'POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n{"p'
+)
+STREAM = b'{"prompt": "x", "stream": true}'
+STREAM_HEAD = (
+    b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+)
+
+
+@pytest.mark.parametrize("half", [b"", b"GET /hea", HALF_A_BODY, GOOD_HEAD], ids=["none", "head", "body", "kept"])
+async def test_connections_without_a_request_give_way(service: ScriptedService, half: bytes) -> None:
+    """The one that has waited longest: silent, in its head, in its body, or kept after an answer."""
+    async with quick_servers(service, max_connections=3, header_timeout_s=LONG_S, body_timeout_s=LONG_S) as servers:
+        held = []
+        for _ in range(3):
+            held.append(await asyncio.open_connection("127.0.0.1", servers.http_port))
+            held[-1][1].write(half)
+            if half is GOOD_HEAD:
+                assert (await answer(held[-1][0]))[0] == 200
+            await asyncio.sleep(0.02)
         await until(lambda: servers.num_connections() == 3)
-        async with connected(servers) as (reader, _):
-            status, error, head = await answer(reader)
-            assert (status, error["type"]) == (503, "service_unavailable_error")
-            assert "retry-after: 1" in head
-            assert await is_closed(reader, CLOSED_WITHIN_S)
-        held[0][1].write(GOOD_HEAD)
-        assert (await answer(held[0][0]))[0] == 200
-        held.pop()[1].close()
-        await until(lambda: servers.num_connections() == 2)
         async with connected(servers) as (reader, writer):
             writer.write(GOOD_HEAD)
             assert (await answer(reader))[0] == 200
+            status, error, head = await answer(held[0][0])
+            assert (status, error["type"]) == (503, "service_unavailable_error")
+            assert "retry-after: 1" in head
+            assert await is_closed(held[0][0], CLOSED_WITHIN_S)
+            assert not await is_closed(held[1][0], 0.1)
         for _, writer in held:
+            writer.close()
+
+
+async def test_connections_that_are_being_answered_do_not(service: ScriptedService) -> None:
+    service.script = Script(endless=True)
+    async with quick_servers(service, max_connections=2, header_timeout_s=LONG_S) as servers:
+        held = [await asyncio.open_connection("127.0.0.1", servers.http_port) for _ in range(2)]
+        for reader, writer in held:
+            writer.write(STREAM_HEAD % len(STREAM) + STREAM)
+            await reader.readuntil(b"data: ")
+        async with connected(servers) as (reader, _):
+            assert (await answer(reader))[0] == 503
+            assert await is_closed(reader, CLOSED_WITHIN_S)
+        for reader, writer in held:
+            await reader.readuntil(b"data: ")
             writer.close()
 
 

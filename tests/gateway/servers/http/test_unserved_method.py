@@ -108,3 +108,15 @@ async def test_a_drafter_that_was_never_reached_may_serve_any_method(tokenizer: 
     assert check_speculation(Speculation(method="suffix"), service.model).method == "suffix"
     with pytest.raises(InvalidRequest, match="'eagle3' is not one of auto, off, ngram, suffix"):
         check_speculation(Speculation(method="eagle3"), service.model)
+
+
+async def test_what_was_seen_before_the_first_request_is_known_while_all_are_away(tokenizer: Tokenizer) -> None:
+    """Model and methods: a request of such a gateway waits for a verifier instead of being refused."""
+    drafters = Drafters([DraftMethodInfo("suffix")])
+    service = service_of(tokenizer, "auto", drafters, [replace(TARGET, local_methods=(DraftMethodInfo("ngram"),))])
+    for member in (*drafters.members, *service._generation.verifiers.members):
+        member.healthy = False
+    assert service.model.name == TARGET.model
+    assert service.model.draft_methods == ("ngram", "suffix")
+    assert service.fleet()["model"] == TARGET.model
+    assert service.ready().reason == "no verifier is serving"

@@ -1,0 +1,200 @@
+"""Attacks that hold places instead of costing work, and a neighbour's short requests while they hold them.
+
+Each opens more than the gateway has places for, of one key, and keeps it open: bodies that never end, responses in the
+background, gRPC calls without a message, at the gateway, the verifier and the drafter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc.aio
+import httpx
+
+from outrider.shared import rpc
+from outrider.v1 import common_pb2 as common
+from outrider.v1 import gateway_pb2 as pb
+from outrider.v1 import gateway_pb2_grpc as pb_grpc
+from tests.attacks.stack import AttackedStack
+
+# requests of the neighbour, over each of HTTP and gRPC, and how many of them at a time
+NUM_INNOCENTS, _NUM_AT_A_TIME = 18, 3
+_NUM_TOKENS = 4
+# requests of the attacker in the background; all places of the gateway before callers had shares
+_NUM_BACKGROUND = 512
+_TIMEOUT_S = 120.0
+
+Hold = Callable[[AttackedStack, Counter[str]], AbstractAsyncContextManager[None]]
+
+
+@dataclass(frozen=True)
+class HoldOutcome:
+    """refused: by status, of 2 * NUM_INNOCENTS. p50_s, slowest_s: of those that were served. attackers: what became of
+    the attacker's requests, and of what it did afterwards.
+    """
+
+    name: str
+    refused: Counter[str]
+    p50_s: float
+    slowest_s: float
+    attackers: Counter[str]
+
+
+async def run_holds(stack: AttackedStack, tell: Callable[[str], None]) -> list[HoldOutcome]:
+    """tell: gets the name of what begins."""
+    outcomes = []
+    for name, hold in HOLDS.items():
+        if name == _AT_THE_DRAFTER and not stack.state.drafters:
+            continue
+        tell(name)
+        attackers: Counter[str] = Counter()
+        async with hold(stack, attackers):
+            outcomes.append(await _innocents(stack, name, attackers))
+    return outcomes
+
+
+async def _innocents(stack: AttackedStack, name: str, attackers: Counter[str]) -> HoldOutcome:
+    refused: Counter[str] = Counter()
+    seconds: list[float] = []
+    turns = asyncio.Semaphore(_NUM_AT_A_TIME)
+
+    async def one(send: Callable[[], Any]) -> None:
+        async with turns:
+            started = time.monotonic()
+            failure = await send()
+            if failure:
+                refused[failure] += 1
+            else:
+                seconds.append(time.monotonic() - started)
+
+    metadata = (("authorization", f"Bearer {stack.neighbour_key}"),)
+    request = pb.GenerateRequest(prompt="innocent", sampling_params=common.SamplingParams(max_tokens=_NUM_TOKENS))
+    async with http_client(stack, stack.neighbour_key) as http, rpc.open_channel(stack.state.grpc_address) as channel:
+        stub: Any = pb_grpc.GatewayStub(channel)
+
+        async def over_http() -> str:
+            try:
+                answer = await http.post("/v1/completions", json={"prompt": "innocent", "max_tokens": _NUM_TOKENS})
+            except httpx.TransportError as error:
+                return type(error).__name__
+            return "" if answer.status_code == httpx.codes.OK else str(answer.status_code)
+
+        async def over_grpc() -> str:
+            try:
+                async for _ in stub.Generate(request, metadata=metadata, timeout=_TIMEOUT_S):
+                    pass
+            except grpc.aio.AioRpcError as error:
+                return f"{error.code().name} {error.details()}"
+            return ""
+
+        await asyncio.gather(*(one(send) for send in (over_http, over_grpc) * NUM_INNOCENTS))
+    seconds = sorted(seconds) or [float("inf")]
+    return HoldOutcome(name, refused, seconds[len(seconds) // 2], seconds[-1], attackers)
+
+
+def http_client(stack: AttackedStack, key: str) -> httpx.AsyncClient:
+    return httpx.AsyncClient(
+        base_url=stack.state.url,
+        headers={"Authorization": f"Bearer {key}"},
+        timeout=_TIMEOUT_S,
+        limits=httpx.Limits(max_connections=64),
+    )
+
+
+@asynccontextmanager
+async def _nothing(stack: AttackedStack, attackers: Counter[str]) -> AsyncIterator[None]:
+    yield
+
+
+def _half_sent_bodies(num_connections: int) -> Hold:
+    """Connections whose request has a head, and ten bytes of a body of a thousand."""
+
+    @asynccontextmanager
+    async def hold(stack: AttackedStack, attackers: Counter[str]) -> AsyncIterator[None]:
+        address = httpx.URL(stack.state.url)
+        head = (
+            f"POST /v1/completions HTTP/1.1\r\nhost: {address.host}\r\ncontent-type: application/json\r\n"
+            f"authorization: Bearer {stack.attacker_key}\r\ncontent-length: 1000\r\n\r\n"
+        ).encode()
+        writers = []
+        for _ in range(num_connections):
+            _, writer = await asyncio.open_connection(address.host, address.port)
+            writer.write(head + b'{"prompt":')
+            writers.append(writer)
+        attackers["half sent"] += len(writers)
+        await asyncio.sleep(1.0)  # the last of them have been read
+        yield
+        for writer in writers:
+            writer.transport.abort()
+
+    return hold
+
+
+@asynccontextmanager
+async def _background_responses(stack: AttackedStack, attackers: Counter[str]) -> AsyncIterator[None]:
+    """More than the engine works off meanwhile; the owner then cancels all of them."""
+    body = {"input": "A?", "background": True, "max_output_tokens": 400, "temperature": 0}
+    async with http_client(stack, stack.attacker_key) as http:
+        answers = await asyncio.gather(*(http.post("/v1/responses", json=body) for _ in range(_NUM_BACKGROUND)))
+        attackers.update(f"begun {answer.status_code}" for answer in answers)
+        yield
+        begun = [answer.json()["id"] for answer in answers if answer.status_code == httpx.codes.OK]
+        ended = await asyncio.gather(*(http.post(f"/v1/responses/{one}/cancel") for one in begun))
+        attackers.update(f"cancelled {answer.status_code}" for answer in ended)
+
+
+def _calls_without_a_message(
+    method: str, num_calls: int, address_of: Callable[[AttackedStack], str], num_channels: int = 1
+) -> Hold:
+    @asynccontextmanager
+    async def hold(stack: AttackedStack, attackers: Counter[str]) -> AsyncIterator[None]:
+        metadata = (("authorization", f"Bearer {stack.attacker_key}"),)
+        async with AsyncExitStack() as channels:
+            calls = []
+            for place in range(num_channels):
+                options = (("grpc.use_local_subchannel_pool", 1), ("place", place))  # a connection of its own
+                channel = await channels.enter_async_context(
+                    grpc.aio.insecure_channel(address_of(stack), options=options)
+                )
+                open_call: Any = channel.stream_stream(method)
+                calls += [open_call(metadata=metadata) for _ in range(num_calls // num_channels)]
+            await asyncio.sleep(2.0)
+            yield
+            for call in calls:
+                status = await call.code() if call.done() else None
+                attackers["open" if status is None else status.name] += 1
+                call.cancel()
+
+    return hold
+
+
+def _gateway(stack: AttackedStack) -> str:
+    return stack.state.grpc_address
+
+
+def _verifier(stack: AttackedStack) -> str:
+    return stack.state.verifiers[0]
+
+
+def _drafter(stack: AttackedStack) -> str:
+    return stack.state.drafters[0]
+
+
+_AT_THE_DRAFTER = "2,000 at the drafter"
+HOLDS: dict[str, Hold] = {
+    "nothing": _nothing,
+    "515 half-sent bodies": _half_sent_bodies(515),
+    "1,100 half-sent bodies": _half_sent_bodies(1100),
+    "512 responses in the background": _background_responses,
+    "900 gRPC calls without a message": _calls_without_a_message("/outrider.v1.Gateway/Generate", 900, _gateway),
+    "900 health checks without a message": _calls_without_a_message("/grpc.health.v1.Health/Check", 900, _gateway),
+    "2,000 of them on 8 connections": _calls_without_a_message("/outrider.v1.Gateway/Generate", 2000, _gateway, 8),
+    "2,000 at the verifier": _calls_without_a_message("/outrider.v1.Verifier/Session", 2000, _verifier),
+    _AT_THE_DRAFTER: _calls_without_a_message("/outrider.v1.Drafter/Session", 2000, _drafter),
+}
