@@ -82,7 +82,7 @@ class Outcome:
 def demo(
     once: Annotated[bool, typer.Option(help="Exit after the answers.")] = False,
     port: Port = 8000,
-    grpc_port: GrpcPort = 8001,
+    grpc_port: GrpcPort = None,
     redis_url: RedisUrl = "",
     run_dir: RunDir = DEFAULT_RUN_DIR,
 ) -> None:

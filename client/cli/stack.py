@@ -38,7 +38,12 @@ DraftModel = Annotated[
     ),
 ]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="REST port.", envvar="OUTRIDER_PORT")]
-GrpcPort = Annotated[int, typer.Option(min=0, max=65535, help="gRPC port for clients.", envvar="OUTRIDER_GRPC_PORT")]
+GrpcPort = Annotated[
+    int | None,
+    typer.Option(
+        min=0, max=65535, help="gRPC port for clients; left out: the one after --port.", envvar="OUTRIDER_GRPC_PORT"
+    ),
+]
 Host = Annotated[str, typer.Option(help="Address that the HTTP and gRPC servers listen on.")]
 RedisUrl = Annotated[str, typer.Option(help="Redis to use; empty: start one.", envvar="OUTRIDER_REDIS_URL")]
 Dtype = Annotated[Literal["auto", "bfloat16", "float16", "float32"], typer.Option(help="Of weights and KV cache.")]
@@ -61,7 +66,7 @@ def up(
     draft_model: DraftModel = "models/demo-draft",
     host: Host = "127.0.0.1",
     port: Port = 8000,
-    grpc_port: GrpcPort = 8001,
+    grpc_port: GrpcPort = None,
     redis_url: RedisUrl = "",
     dtype: Dtype = "auto",
     kv_cache_dtype: KvCacheType = "auto",

@@ -39,10 +39,11 @@ def _refuse(checks: Iterator[Check]) -> None:
 def _quick_checks(settings: StackSettings, run_dir: Path) -> Iterator[Check]:
     if settings.redis_url:
         yield from check_redis(settings.redis_url)
-    if settings.port and settings.port == settings.grpc_port:
-        yield Check("ports", "fail", f"--grpc-port {settings.grpc_port} is --port already", "give another --grpc-port")
+    grpc_port = settings.client_grpc_port
+    if settings.port and settings.port == grpc_port:
+        yield Check("ports", "fail", f"--grpc-port {grpc_port} is --port already", "give another --grpc-port")
     yield check_port(settings.host, settings.port, "--port", False)
-    yield check_port(settings.host, settings.grpc_port, "--grpc-port", False)
+    yield check_port(settings.host, grpc_port, "--grpc-port", False)
     yield check_disk(run_dir)
     yield from check_checkpoints(settings.model, settings.draft_folders)
     yield from check_context(settings.model, _number(settings, "--max-model-len", 0))

@@ -10,6 +10,7 @@ from pathlib import Path
 from outrider.client.stack.process_identity import process_identity
 from outrider.shared.checkpoint.mtp_layers import has_mtp_layers
 from outrider.shared.draft_policy.draft_methods import AUTO, FROM_TARGET, WITHOUT_CHECKPOINT
+from outrider.shared.listening import grpc_port_of
 from outrider.shared.speculative_config import parse_speculative_config
 
 # The name in `StackState.pids` of the process that starts the others again.
@@ -31,7 +32,8 @@ class StackSettings:
     methods: tuple[str, ...] = ()
     host: str = "127.0.0.1"
     port: int = 8000
-    grpc_port: int = 8001
+    # None: the one after `port`.
+    grpc_port: int | None = None
     redis_url: str = ""
     num_drafters: int = 1
     dtype: str = "auto"
@@ -45,6 +47,11 @@ class StackSettings:
     drafter_args: tuple[str, ...] = ()
     gateway_args: tuple[str, ...] = ()
     start_timeout_s: float = 300.0
+
+    @property
+    def client_grpc_port(self) -> int:
+        """Raises ConfigError."""
+        return grpc_port_of(self.grpc_port, self.port)
 
     @property
     def draft_folders(self) -> list[str]:
@@ -126,7 +133,7 @@ def gateway_command(settings: StackSettings, state: StackState) -> list[str]:
     """
     command = [
         *(sys.executable, "-m", "outrider.gateway", "--model", settings.model),
-        *("--host", settings.host, "--port", str(settings.port), "--grpc-port", str(settings.grpc_port)),
+        *("--host", settings.host, "--port", str(settings.port), "--grpc-port", str(settings.client_grpc_port)),
         *("--verifiers", ",".join(state.verifiers), "--drafters", ",".join(state.drafters)),
     ]
     if "OUTRIDER_FAILOVER_S" not in os.environ:  # an operator's own patience counts

@@ -88,7 +88,7 @@ class Stack:
             self._progress("starting the gateway")
             self._spawn("gateway", self._gateway_command())
             self.state.url = f"http://{self._wait_serving('gateway')}"
-            self.state.grpc_address = f"{settings.host}:{settings.grpc_port}"
+            self.state.grpc_address = f"{settings.host}:{settings.client_grpc_port}"
             self._wait_ready()
             write_state(self._run_dir, self.state)
         except BaseException:

@@ -81,6 +81,15 @@ def test_a_busy_port(tmp_path: Path, command: tuple[str, ...], option: str) -> N
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("command", [("up",), ("serve", TARGET)])
+def test_the_port_after_it_is_grpcs(tmp_path: Path, command: tuple[str, ...]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = server.getsockname()[1]
+        done = outrider(*command, "--port", str(taken - 1), "--run-dir", str(tmp_path / "run"))
+    assert done.returncode == 2
+    assert f"--grpc-port: cannot listen on 127.0.0.1:{taken}: Address already in use" in done.stderr
+
+
 def test_the_gateways_environment_is_looked_at_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_API_KEYS_FILE", "no-keys")
     monkeypatch.setenv("OUTRIDER_LOG_FORMAT", "json")

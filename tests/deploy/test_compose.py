@@ -299,7 +299,7 @@ def test_dockerfile(name: str, compose: dict[str, Any]) -> None:
     assert "\nUSER 10001:10001\n" in final_stage
     assert "\nSTOPSIGNAL SIGTERM\n" in final_stage
     assert f'ENTRYPOINT ["/opt/venv/bin/python", "-m", "{MODULES[name]}"]' in final_stage
-    grpc_port = config.grpc_port if name == "gateway" else config.port
+    grpc_port = config.client_grpc_port if name == "gateway" else config.port
     assert f'"-m", "outrider.shared.healthcheck", "127.0.0.1:{grpc_port}"' in final_stage
     assert "http://" not in final_stage  # the check asks over TLS where the service speaks TLS
     assert config.host == "0.0.0.0"
