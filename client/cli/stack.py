@@ -93,7 +93,7 @@ def up(
     with clear_errors():
         verifier_args = () if kv_cache_dtype == "auto" else ("--kv-cache-dtype", kv_cache_dtype)
         settings = from_arguments(StackSettings, locals(), num_drafters=drafters)
-        stack = started(settings, run_dir, say_aside if as_json else say)
+        stack = started(settings, run_dir, say_aside if as_json else say, in_foreground=not detach)
         if detach:
             _leave_running(stack, as_json=as_json)
         else:
@@ -118,7 +118,7 @@ def run_in_foreground(settings: StackSettings, run_dir: Path) -> None:
     run_until_interrupt(started(settings, run_dir, say), run_dir)
 
 
-def started(settings: StackSettings, run_dir: Path, progress: Progress) -> Stack:
+def started(settings: StackSettings, run_dir: Path, progress: Progress, *, in_foreground: bool = True) -> Stack:
     """A stack that serves. Raises OutriderError; SIGTERM is a Ctrl-C from here on."""
     signal.signal(signal.SIGTERM, _raise_interrupt)  # the children have their own process sessions
     check_server_installed()
@@ -130,7 +130,7 @@ def started(settings: StackSettings, run_dir: Path, progress: Progress) -> Stack
             progress(f"a draft is known for this model: --speculative-config '{draft}'")
         progress("checking settings, ports and checkpoints")
         check_before_start(settings, run_dir)
-    stack = Stack(settings, run_dir, progress)
+    stack = Stack(settings, run_dir, progress, in_foreground=in_foreground)
     stack.start()
     return stack
 

@@ -64,7 +64,8 @@ class StackState:
 
     pids: in starting order. identities: process_identity of each, as a pid may be another process's when it is read.
     commands: per process, with the port that it serves on. num_restarts: of those that died. verifier_start_s: how long
-    the first start took. redis_config: that of the stack's own Redis, with its password (own_redis.py).
+    the first start took. redis_config: that of the stack's own Redis, with its password (own_redis.py). in_foreground:
+    the processes end with the one that started them.
     """
 
     url: str = ""
@@ -78,6 +79,7 @@ class StackState:
     commands: dict[str, list[str]] = field(default_factory=dict)
     num_restarts: dict[str, int] = field(default_factory=dict)
     verifier_start_s: float = 0.0
+    in_foreground: bool = False
 
     def record(self, name: str, pid: int) -> None:
         """Records a process that has just been started."""

@@ -3,23 +3,36 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from outrider.client.stack.process_identity import process_identity
 
 # seconds; the kernel's time to end a killed process
 _KILL_GRACE_S = 5.0
+# man 2 prctl; Linux's
+_PR_SET_PDEATHSIG = 1
 
 
 def spawn(
-    run_dir: Path, name: str, command: list[str], environment: Mapping[str, str] | None = None, *, umask: int = -1
+    run_dir: Path,
+    name: str,
+    command: list[str],
+    environment: Mapping[str, str] | None = None,
+    *,
+    umask: int = -1,
+    ends_with_us: bool = False,
 ) -> subprocess.Popen[bytes]:
-    """A process in a session of its own, whose output is appended to NAME.log. umask: -1: ours."""
+    """Starts a process in a session of its own, whose output is appended to NAME.log.
+
+    umask: -1: ours. ends_with_us: it gets SIGTERM when the calling thread ends, even by SIGKILL (on Linux).
+    """
     # Idle OpenMP threads that spin for long take cores from the other services; ones that sleep at once must be
     # woken for every operation of a forward. This spin count bridges those: 85 -> 67 ms for a forward of 48 rows
     # (docs/log.md). Weights go into huge pages where the system grants them.
@@ -40,7 +53,19 @@ def spawn(
             start_new_session=True,
             env=variables,
             umask=umask,
+            preexec_fn=_ending_with(os.getpid()) if ends_with_us and sys.platform == "linux" else None,
         )
+
+
+def _ending_with(parent: int) -> Callable[[], None]:
+    prctl = ctypes.CDLL(None, use_errno=True).prctl  # looked up here: the forked child may only call it
+
+    def ask() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        if os.getppid() != parent:  # it ended before we asked
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    return ask
 
 
 def has_ended(pid: int, identity: str) -> bool:
