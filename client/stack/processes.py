@@ -204,9 +204,7 @@ def start_process(run_dir: Path, state: StackState, name: str) -> subprocess.Pop
     """
     environment = {"OUTRIDER_REDIS_URL": redis_url_of(state)} if name == "gateway" else {}
     umask = 0o077 if name == "redis" else -1
-    process = spawn(
-        run_dir, name, state.commands[name], environment, umask=umask, ends_with_us=state.in_foreground
-    )
+    process = spawn(run_dir, name, state.commands[name], environment, umask=umask, ends_with_us=state.in_foreground)
     state.record(name, process.pid)
     return process
 

@@ -48,5 +48,5 @@ USER 10001:10001
 EXPOSE 7002 9102
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=5s --timeout=10s --start-period=600s --retries=3 \
-    CMD ["/opt/venv/bin/python", "-m", "outrider.shared.healthcheck", "127.0.0.1:7002"]
+    CMD ["/opt/venv/bin/python", "-IS", "/opt/app/outrider/shared/healthcheck.py", "127.0.0.1:7002"]
 ENTRYPOINT ["/opt/venv/bin/python", "-m", "outrider.drafter_service"]

@@ -52,5 +52,5 @@ USER 10001:10001
 EXPOSE 7001 9101
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=5s --timeout=10s --start-period=600s --retries=3 \
-    CMD ["/opt/venv/bin/python", "-m", "outrider.shared.healthcheck", "127.0.0.1:7001"]
+    CMD ["/opt/venv/bin/python", "-IS", "/opt/app/outrider/shared/healthcheck.py", "127.0.0.1:7001"]
 ENTRYPOINT ["/opt/venv/bin/python", "-m", "outrider.verifier_service"]

@@ -87,7 +87,8 @@ import sys, time
 from pathlib import Path
 from outrider.client.stack.commands import StackSettings
 from outrider.client.stack.processes import Stack, write_state
-stack = Stack(StackSettings(model="", draft_model=""), Path(sys.argv[1]), print, in_foreground=sys.argv[2] == "foreground")
+settings, foreground = StackSettings(model="", draft_model=""), sys.argv[2] == "foreground"
+stack = Stack(settings, Path(sys.argv[1]), print, in_foreground=foreground)
 stack.state.redis_url = stack._start_redis()
 write_state(Path(sys.argv[1]), stack.state)
 print("started", flush=True)

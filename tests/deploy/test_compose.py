@@ -300,7 +300,7 @@ def test_dockerfile(name: str, compose: dict[str, Any]) -> None:
     assert "\nSTOPSIGNAL SIGTERM\n" in final_stage
     assert f'ENTRYPOINT ["/opt/venv/bin/python", "-m", "{MODULES[name]}"]' in final_stage
     grpc_port = config.client_grpc_port if name == "gateway" else config.port
-    assert f'"-m", "outrider.shared.healthcheck", "127.0.0.1:{grpc_port}"' in final_stage
+    assert f'"-IS", "/opt/app/outrider/shared/healthcheck.py", "127.0.0.1:{grpc_port}"' in final_stage
     assert "http://" not in final_stage  # the check asks over TLS where the service speaks TLS
     assert config.host == "0.0.0.0"
 
