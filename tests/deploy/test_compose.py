@@ -314,6 +314,7 @@ def test_copied_folders_exist_and_reach_the_build(name: str) -> None:
         for source in line.split()[:-1]
     ]
     assert MODULES[name].removeprefix("outrider.") in sources
+    sources += re.findall(r"--mount=type=bind,source=([^,]+)", dockerfile(name))
     for source in sources:
         path = ROOT / source
         assert path.exists()
