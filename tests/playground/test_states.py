@@ -102,10 +102,14 @@ async def tokens_marked(look: Look) -> Screen:
 
 
 async def compared(look: Look) -> Screen:
-    screen = await look.chat(Script(ANSWER, delay_s=0.02))
+    screen = await look.open(look.stack.url, "Completion")
+    await look.set(screen, Method="draft_model", Draft_length="4", Temperature="0", Max_tokens="80")
     await screen.page.get_by_role("switch", name="Compare with speculation off").check()
-    await screen.send("How do I sleep well?")
+    await screen.run()
     await expect(screen.page.locator(".verdict")).to_contain_text("Identical.")
+    if look.size == DESK:
+        boxes = [await screen.panel(f"Speculation {word}").locator(".text").bounding_box() for word in ("on", "off")]
+        assert len({box and box["y"] for box in boxes}) == 1  # they begin at one height
     return screen
 
 
@@ -166,6 +170,8 @@ async def refused(look: Look) -> Screen:
     await look.set(screen, Temperature="-1")
     await screen.run()
     await expect(screen.page.get_by_role("alert")).to_contain_text("The request was refused.")
+    await expect(screen.page.locator(".legend")).to_have_count(0)  # of no tokens
+    await expect(screen.panel().locator(".figures")).to_have_text("")
     return screen
 
 
@@ -178,7 +184,7 @@ async def lost_in_mid_stream(look: Look) -> Screen:
 
 async def key_is_needed(look: Look) -> Screen:
     screen = await look.open(look.locked_url, wait=False)
-    await expect(screen.page.locator(".serving")).to_contain_text("an API key is required")
+    await expect(screen.page.locator(".serving")).to_have_text("an API key is required")  # no advice for programs
     return screen
 
 
@@ -249,5 +255,5 @@ def sheet_of(shots: list[tuple[str, bytes]], width: int, num_columns: int, schem
         draw.text((left, top), name, fill=ink, font_size=15)
         sheet.paste(picture.resize((width, height), Image.Resampling.LANCZOS), (left, top + title))
     out = BytesIO()
-    sheet.quantize(64, dither=Image.Dither.NONE).save(out, "PNG", optimize=True)
+    sheet.quantize(128, kmeans=1, dither=Image.Dither.NONE).save(out, "PNG", optimize=True)
     return out.getvalue()

@@ -66,7 +66,7 @@ export function Answer({ runs, settings, change, secondsLeft }: Props) {
             {plain !== null && panel(plain, "Speculation off")}
           </div>
           {plain !== null && <Verdict main={main} plain={plain} mustAgree={runs.mustAgree} />}
-          {hasMarks && <Legend run={main} />}
+          {hasMarks && main.numTokens > 0 && <Legend run={main} />}
         </>
       )}
     </div>
@@ -119,7 +119,11 @@ function Panel({ run, title, goOn, isRendered, again, secondsLeft }: PanelProps)
       <div class="row">
         <h2>{title}</h2>
         <p class="figures">
-          <b>{run.numTokens}</b> {run.numTokens === 1 ? "token" : "tokens"}
+          {run.numTokens > 0 && (
+            <>
+              <b>{run.numTokens}</b> {run.numTokens === 1 ? "token" : "tokens"}
+            </>
+          )}
           {run.tokensPerS !== null && (
             <>
               , <b>{run.tokensPerS.toFixed(0)}</b> per second
