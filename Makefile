@@ -52,7 +52,8 @@ $(PROTO_STAMP): $(PROTO_FILES) $(VENV_STAMP)
 # After the protos: an editable install finds only packages that exist at that time.
 $(SETUP_STAMP): pyproject.toml $(PROTO_STAMP)
 	@echo "==> installing outrider"
-	$(BIN)/pip install -q -c $(CONSTRAINTS) --build-constraint $(CONSTRAINTS) -e '.[gateway,engine,dev]'
+	@# setuptools warns of every editable install.
+	PYTHONWARNINGS=ignore $(BIN)/pip install -q -c $(CONSTRAINTS) --build-constraint $(CONSTRAINTS) -e '.[gateway,engine,dev]'
 	@command -v redis-server >/dev/null || $(MAKE) --no-print-directory redis
 	@command -v chromium >/dev/null || $(MAKE) --no-print-directory browser
 	@touch $@

@@ -31,9 +31,9 @@ def check_before_start(settings: StackSettings, run_dir: Path) -> None:
 
 
 def _refuse(checks: Iterator[Check]) -> None:
-    failed = [check for check in checks if check.level == "fail"]
+    failed = [f"{check.name}: {check.found}; {check.advice}" for check in checks if check.level == "fail"]
     if failed:
-        raise ConfigError("\n".join(f"{check.name}: {check.found}; {check.advice}" for check in failed))
+        raise ConfigError("\n".join(dict.fromkeys(failed)))
 
 
 def _quick_checks(settings: StackSettings, run_dir: Path) -> Iterator[Check]:

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from outrider.client.stack.process_identity import process_identity
 
 # seconds; the kernel's time to end a killed process
 _KILL_GRACE_S = 5.0
-# man 2 prctl; Linux's
-_PR_SET_PDEATHSIG = 1
+# Becomes the program in its arguments, which SIGTERM ends when the thread that started it does (man 2 prctl). A program
+# and no preexec_fn: with that our own process is forked, and gRPC's threads do not survive it.
+_ENDING_WITH_PARENT = """
+import ctypes, os, signal, sys
+PR_SET_PDEATHSIG = 1
+ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+if os.getppid() != int(sys.argv[1]):  # it ended before this was asked for
+    sys.exit(1)
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and its successor would too
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
 
 
 def spawn(
@@ -44,6 +52,8 @@ def spawn(
         **os.environ,
         **(environment or {}),
     }
+    if ends_with_us and sys.platform == "linux":
+        command = [sys.executable, "-ISc", _ENDING_WITH_PARENT, str(os.getpid()), *command]
     with (run_dir / f"{name}.log").open("ab") as log_file:
         return subprocess.Popen(
             command,
@@ -53,19 +63,7 @@ def spawn(
             start_new_session=True,
             env=variables,
             umask=umask,
-            preexec_fn=_ending_with(os.getpid()) if ends_with_us and sys.platform == "linux" else None,
         )
-
-
-def _ending_with(parent: int) -> Callable[[], None]:
-    prctl = ctypes.CDLL(None, use_errno=True).prctl  # looked up here: the forked child may only call it
-
-    def ask() -> None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        if os.getppid() != parent:  # it ended before we asked
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    return ask
 
 
 def has_ended(pid: int, identity: str) -> bool:

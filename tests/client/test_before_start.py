@@ -90,6 +90,12 @@ def test_the_port_after_it_is_grpcs(tmp_path: Path, command: tuple[str, ...]) ->
     assert f"--grpc-port: cannot listen on 127.0.0.1:{taken}: Address already in use" in done.stderr
 
 
+def test_a_host_that_is_not_here_is_said_once(tmp_path: Path) -> None:
+    settings = StackSettings(TARGET, "", host="no.such.host.invalid", port=server_port())
+    with pytest.raises(ConfigError, match=r"^host: --host: no\.such\.host\.invalid is not an address [^\n]*$"):
+        check_before_start(settings, tmp_path)
+
+
 def test_the_gateways_environment_is_looked_at_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OUTRIDER_API_KEYS_FILE", "no-keys")
     monkeypatch.setenv("OUTRIDER_LOG_FORMAT", "json")
