@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from browsing import DESK, IMAGES, PHONE, Screen, Viewer, takes_pictures
-from playwright.async_api import expect
+from playwright.async_api import FloatRect, Locator, expect
 
 from outrider.gateway.config import GatewayConfig
 from outrider.gateway.request.tokenizer import Tokenizer
@@ -77,6 +77,12 @@ class Look:
 State = Callable[[Look], Awaitable[Screen]]
 
 
+async def box(element: Locator) -> FloatRect:
+    found = await element.bounding_box()
+    assert found is not None
+    return found
+
+
 async def new_chat(look: Look) -> Screen:
     return await look.chat(Script())
 
@@ -108,8 +114,8 @@ async def compared(look: Look) -> Screen:
     await screen.run()
     await expect(screen.page.locator(".verdict")).to_contain_text("Identical.")
     if look.size == DESK:
-        boxes = [await screen.panel(f"Speculation {word}").locator(".text").bounding_box() for word in ("on", "off")]
-        assert len({box and box["y"] for box in boxes}) == 1  # they begin at one height
+        one, other = [await box(screen.panel(f"Speculation {word}").locator(".text")) for word in ("on", "off")]
+        assert one["y"] == other["y"]
     return screen
 
 
@@ -162,6 +168,10 @@ async def card_of_a_token(look: Look) -> Screen:
     await screen.until_done()
     await screen.panel().locator(".token.accepted:not(.blank)").last.click()
     await expect(screen.page.get_by_role("tooltip")).to_contain_text("Round")
+    if look.size == PHONE:  # on a desk the answer has room below
+        card, view = await box(screen.page.get_by_role("tooltip")), await box(screen.page.locator(".answer"))
+        assert view["y"] <= card["y"]
+        assert card["y"] + card["height"] <= view["y"] + view["height"]
     return screen
 
 
@@ -170,6 +180,7 @@ async def refused(look: Look) -> Screen:
     await look.set(screen, Temperature="-1")
     await screen.run()
     await expect(screen.page.get_by_role("alert")).to_contain_text("The request was refused.")
+    await expect(screen.page.get_by_role("alert")).to_be_in_viewport()
     await expect(screen.page.locator(".legend")).to_have_count(0)  # of no tokens
     await expect(screen.panel().locator(".figures")).to_have_text("")
     return screen
@@ -185,6 +196,9 @@ async def lost_in_mid_stream(look: Look) -> Screen:
 async def key_is_needed(look: Look) -> Screen:
     screen = await look.open(look.locked_url, wait=False)
     await expect(screen.page.locator(".serving")).to_have_text("an API key is required")  # no advice for programs
+    form = await box(screen.page.locator(".menu form"))
+    assert form["x"] >= 0
+    assert form["x"] + form["width"] <= look.size[0]
     return screen
 
 

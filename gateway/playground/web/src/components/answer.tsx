@@ -114,6 +114,8 @@ interface PanelProps {
 function Panel({ run, title, goOn, isRendered, again, secondsLeft }: PanelProps) {
   // Reasoning and tool calls are drawn token by token.
   const asMarkdown = isRendered && run.isTextOnly;
+  const failure = useRef<HTMLDivElement>(null);
+  useLayoutEffect(() => failure.current?.scrollIntoView({ block: "nearest" }), [run.failure]);
   return (
     <article class="panel" aria-label={title} aria-busy={!run.isOver}>
       <div class="row">
@@ -148,7 +150,7 @@ function Panel({ run, title, goOn, isRendered, again, secondsLeft }: PanelProps)
         </ul>
       )}
       {run.failure !== null && (
-        <div class="failure row" role="alert">
+        <div class="failure row" role="alert" ref={failure}>
           <p>
             <b>{inWords(run.failure)}</b> {run.failure.message}
           </p>
