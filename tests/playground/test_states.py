@@ -116,6 +116,7 @@ async def compared(look: Look) -> Screen:
     if look.size == DESK:
         one, other = [await box(screen.panel(f"Speculation {word}").locator(".text")) for word in ("on", "off")]
         assert one["y"] == other["y"]
+    await screen.page.locator(".verdict").scroll_into_view_if_needed()
     return screen
 
 
