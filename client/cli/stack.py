@@ -76,7 +76,7 @@ def up(
     detach: Annotated[bool, typer.Option(help="Return when the stack is ready.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Start Redis, a verifier, the gateway and, optionally drafters on this machine.
+    """Start Redis, a verifier, the gateway and, optionally, drafters on this machine.
 
     A process that dies is started again on its port.
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from command import ROOT, outrider
 
-from tests.ports import nobodys_port
+from tests.ports import nobodys_port, server_port
 
 pytestmark = pytest.mark.storm
 
@@ -82,8 +82,8 @@ def test_it_is_said_in_one_line(line: str, busy_port: int, tmp_path: Path) -> No
         word.replace("{busy}", str(busy_port)).replace("{nobody}", str(nobodys_port())) for word in shlex.split(line)
     ]
     if words[0] in _STARTS:
-        ports = () if "--port" in words else ("--port", str(nobodys_port()))
-        words += [*ports, "--run-dir", str(tmp_path / "run")]
+        ports = () if "--port" in words else ("--port", str(server_port()))
+        words += [*ports, "--grpc-port", str(server_port()), "--run-dir", str(tmp_path / "run")]
     began = time.monotonic()
     done = outrider(*words)
     print(f"{time.monotonic() - began:.1f} s: outrider {line}")
