@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -48,6 +49,9 @@ def _quick_checks(settings: StackSettings, run_dir: Path) -> Iterator[Check]:
     yield from check_checkpoints(settings.model, settings.draft_folders)
     yield from check_context(settings.model, _number(settings, "--max-model-len", 0))
     yield from check_ranks(settings.model, _number(settings, "--tensor-parallel-size", 1))
+    for folder, count in Counter(settings.draft_folders).items():
+        if count > 1:  # the kinds of two drafts are compared later, by a process that has torch
+            yield Check(f"draft {folder}", "fail", "it is given twice", "name each --draft-model once")
     folders = [settings.model, *settings.draft_folders]
     yield from check_least_memory(folders, _number(settings, "--kv-cache-mb", _KV_CACHE_MB), settings.dtype)
 

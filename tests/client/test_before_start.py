@@ -32,7 +32,7 @@ def ports() -> tuple[str, ...]:
     [
         (("up", "--dtype", "half"), "--dtype"),
         (("up", "--redis-url", "redis://127.0.0.1:{nobodys}/0"), "--redis-url"),
-        (("up", "--draft-model", f"{HEAD},{DRAFT},{HEAD}"), f"{HEAD} and {HEAD} are both eagle3"),
+        (("up", "--draft-model", f"{HEAD},{DRAFT},{HEAD}"), f"draft {HEAD}: it is given twice; name each"),
         (("up", "-sc", AN_EAGLE_HEAD), "nothing here drafts with eagle3; there are draft_model, suffix, ngram"),
         (("up", "-sc", '{"method": "foo"}'), "method 'foo' is not one of auto, off, mtp, eagle3"),
         (("serve", TARGET, "-sc", AN_EAGLE_HEAD), "nothing here drafts with eagle3; there are suffix, ngram"),

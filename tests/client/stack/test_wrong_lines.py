@@ -48,7 +48,7 @@ LINES = {
     "serve models/demo-target --redis-url redis://127.0.0.1:{nobody}/0": "start it, or correct --redis-url",
     "serve models/demo-target --api-key ''": "--api-key: a key is empty; give one, or leave the option out",
     "up --draft-model models/demo-hybrid-eagle3": "give a head that was trained for models/demo-target",
-    "up --draft-model models/demo-draft,models/demo-draft": "give one --draft-model of a kind",
+    "up --draft-model models/demo-draft,models/demo-draft": "it is given twice; name each --draft-model once",
     "up --drafters -1": "'--drafters': Input should be greater than or equal to 0",
     "down --run-dir README.md": "README.md is a file; give the folder that `outrider up` was started with",
     "demo --port 99999": "'--port' (env var: 'OUTRIDER_PORT'): Input should be less than or equal to 65535",
