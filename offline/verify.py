@@ -212,7 +212,9 @@ def _read(file: Path) -> Mapping[str, Any]:
     """Raises InvalidRequest."""
     try:
         return read_answer(file.read_text(encoding="utf-8"), str(file))
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise InvalidRequest(f"{file}: {error.strerror}", param="FILE") from error
+    except UnicodeDecodeError as error:
         raise InvalidRequest(f"{file}: {error}", param="FILE") from error
 
 

@@ -99,6 +99,8 @@ def _parse(source: str, text: str, kind: Any, field: dataclasses.Field[Any]) -> 
     if choices and value not in choices:
         raise ConfigError(f"{source}: {text!r} is not one of {', '.join(choices)}")
     minimum, maximum = field.metadata.get("minimum"), field.metadata.get("maximum")
+    if value is None:
+        return None
     # Written so that NaN fails too.
     if minimum is not None and not value >= minimum:
         raise ConfigError(f"{source}: {text} is below the minimum, {minimum:g}")
@@ -120,6 +122,10 @@ def _parse_auto_bool(text: str) -> bool | None:
     return None if text.lower() == "auto" else _parse_bool(text)
 
 
+def _parse_auto_int(text: str) -> int | None:
+    return None if text.lower() == "auto" else int(text)
+
+
 def _parse_tuple(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
@@ -127,6 +133,7 @@ def _parse_tuple(text: str) -> tuple[str, ...]:
 _PARSERS: dict[Any, Callable[[str], Any]] = {
     str: str,
     int: int,
+    int | None: _parse_auto_int,
     float: float,
     bool: _parse_bool,
     bool | None: _parse_auto_bool,
@@ -135,6 +142,7 @@ _PARSERS: dict[Any, Callable[[str], Any]] = {
 _KIND_NAMES: dict[Any, str] = {
     str: "text",
     int: "a whole number",
+    int | None: "auto or a whole number",
     float: "a number",
     bool: "true or false",
     bool | None: "auto, true or false",

@@ -12,6 +12,8 @@ from contextlib import ExitStack, contextmanager
 
 from outrider.shared.errors import ConfigError
 
+_LAST_PORT = 2**16 - 1
+
 
 @contextmanager
 def held_port(host: str, port: int, setting: str) -> Iterator[None]:
@@ -50,6 +52,15 @@ def _bound(host: str, port: int, setting: str) -> Iterator[socket.socket]:
                 raise ConfigError(f"--host: {host} is not an address of this machine", param="host") from None
             raise cannot_listen(host, port, setting, str(error.strerror)) from None
         yield holder
+
+
+def grpc_port_of(grpc_port: int | None, http_port: int) -> int:
+    """Returns the gRPC port; None: the one after the HTTP port, or any free one where that is 0. Raises ConfigError."""
+    if grpc_port is not None:
+        return grpc_port
+    if http_port == _LAST_PORT:
+        raise ConfigError(f"--grpc-port: there is no port after --port {http_port}; give one", param="grpc_port")
+    return http_port + 1 if http_port else 0
 
 
 def cannot_listen(host: str, port: int, setting: str, reason: str) -> ConfigError:

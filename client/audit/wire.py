@@ -128,7 +128,7 @@ class Server:
         except httpx.TimeoutException as error:
             raise NoAnswerInTime(late) from error
         except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-            raise ServerError(0, f"no answer: {error!r}", asked) from error
+            raise ServerError(0, f"no answer: {str(error) or type(error).__name__}", asked) from error
 
 
 def _seconds(text: str | None, otherwise: float) -> float:

@@ -39,7 +39,7 @@ Address = Annotated[
 _HOST_PORT = re.compile(r"[\w.-]+:\d{1,5}|\[[\da-fA-F:.]+\]:\d{1,5}|unix:.+")
 # Part of gRPC's message -> what it means.
 _ADDRESS_PROBLEMS = {
-    "Connection refused": "nothing listens there; a gateway's gRPC port is 8001 unless its --grpc-port says other",
+    "Connection refused": "nothing listens there; a gateway's gRPC port is its HTTP port plus 1, or its --grpc-port",
     "lookup failed": "the host is not known",
     "parsing HTTP/2": "an HTTP server, not a gRPC server, listens there; give it as --url http://...",
     "http1.x server": "an HTTP server, not a gRPC server, listens there; give it as --url http://...",

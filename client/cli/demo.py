@@ -72,7 +72,8 @@ class Outcome:
         return self.auto / self.plain
 
     def line(self) -> str:
-        verdict = f"{self.ratio:.1f} times as fast" if self.ratio >= _PAYS else "speculation hardly helps here"
+        is_close = 1 / _PAYS < self.ratio < _PAYS
+        verdict = "speculation hardly helps here" if is_close else f"{self.ratio:.1f} times as fast"
         return (
             f"{self.kind}: {self.auto:.0f} tokens/s with speculation, {self.plain:.0f} without: "
             f"{verdict}, same {self.num_bytes} bytes"
@@ -82,7 +83,7 @@ class Outcome:
 def demo(
     once: Annotated[bool, typer.Option(help="Exit after the answers.")] = False,
     port: Port = 8000,
-    grpc_port: GrpcPort = 8001,
+    grpc_port: GrpcPort = None,
     redis_url: RedisUrl = "",
     run_dir: RunDir = DEFAULT_RUN_DIR,
 ) -> None:

@@ -27,7 +27,7 @@ def doctor(
     draft_model: DraftModel = "models/demo-draft",
     host: Host = "127.0.0.1",
     port: Port = 8000,
-    grpc_port: GrpcPort = 8001,
+    grpc_port: GrpcPort = None,
     redis_url: RedisUrl = "",
     dtype: Dtype = "auto",
     speculative_config: SpecConfig = "",

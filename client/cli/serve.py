@@ -110,7 +110,7 @@ def serve(
     served_model_name: ServedName = "",
     host: Host = "127.0.0.1",
     port: Port = 8000,
-    grpc_port: GrpcPort = 8001,
+    grpc_port: GrpcPort = None,
     api_key: ApiKeys = None,
     speculative_config: SpecConfig = "",
     max_model_len: MaxModelLen = 0,

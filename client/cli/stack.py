@@ -38,7 +38,12 @@ DraftModel = Annotated[
     ),
 ]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="REST port.", envvar="OUTRIDER_PORT")]
-GrpcPort = Annotated[int, typer.Option(min=0, max=65535, help="gRPC port for clients.", envvar="OUTRIDER_GRPC_PORT")]
+GrpcPort = Annotated[
+    int | None,
+    typer.Option(
+        min=0, max=65535, help="gRPC port for clients; left out: the one after --port.", envvar="OUTRIDER_GRPC_PORT"
+    ),
+]
 Host = Annotated[str, typer.Option(help="Address that the HTTP and gRPC servers listen on.")]
 RedisUrl = Annotated[str, typer.Option(help="Redis to use; empty: start one.", envvar="OUTRIDER_REDIS_URL")]
 Dtype = Annotated[Literal["auto", "bfloat16", "float16", "float32"], typer.Option(help="Of weights and KV cache.")]
@@ -61,7 +66,7 @@ def up(
     draft_model: DraftModel = "models/demo-draft",
     host: Host = "127.0.0.1",
     port: Port = 8000,
-    grpc_port: GrpcPort = 8001,
+    grpc_port: GrpcPort = None,
     redis_url: RedisUrl = "",
     dtype: Dtype = "auto",
     kv_cache_dtype: KvCacheType = "auto",
@@ -71,7 +76,7 @@ def up(
     detach: Annotated[bool, typer.Option(help="Return when the stack is ready.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Start Redis, a verifier, the gateway and, optionally drafters on this machine.
+    """Start Redis, a verifier, the gateway and, optionally, drafters on this machine.
 
     A process that dies is started again on its port.
 
@@ -88,7 +93,7 @@ def up(
     with clear_errors():
         verifier_args = () if kv_cache_dtype == "auto" else ("--kv-cache-dtype", kv_cache_dtype)
         settings = from_arguments(StackSettings, locals(), num_drafters=drafters)
-        stack = started(settings, run_dir, say_aside if as_json else say)
+        stack = started(settings, run_dir, say_aside if as_json else say, in_foreground=not detach)
         if detach:
             _leave_running(stack, as_json=as_json)
         else:
@@ -113,7 +118,7 @@ def run_in_foreground(settings: StackSettings, run_dir: Path) -> None:
     run_until_interrupt(started(settings, run_dir, say), run_dir)
 
 
-def started(settings: StackSettings, run_dir: Path, progress: Progress) -> Stack:
+def started(settings: StackSettings, run_dir: Path, progress: Progress, *, in_foreground: bool = True) -> Stack:
     """A stack that serves. Raises OutriderError; SIGTERM is a Ctrl-C from here on."""
     signal.signal(signal.SIGTERM, _raise_interrupt)  # the children have their own process sessions
     check_server_installed()
@@ -125,7 +130,7 @@ def started(settings: StackSettings, run_dir: Path, progress: Progress) -> Stack
             progress(f"a draft is known for this model: --speculative-config '{draft}'")
         progress("checking settings, ports and checkpoints")
         check_before_start(settings, run_dir)
-    stack = Stack(settings, run_dir, progress)
+    stack = Stack(settings, run_dir, progress, in_foreground=in_foreground)
     stack.start()
     return stack
 

@@ -25,7 +25,7 @@ def all_checks(
     yield from check_packages()
     yield from check_redis(settings.redis_url or (redis_url_of(state) if state else ""))
     ours = {address.rpartition(":")[2] for address in (state.url, state.grpc_address)} if state else set()
-    for port, option in ((settings.port, "--port"), (settings.grpc_port, "--grpc-port")):
+    for port, option in ((settings.port, "--port"), (settings.client_grpc_port, "--grpc-port")):
         yield check_port(settings.host, port, option, str(port) in ours)
     yield check_disk(run_dir)
     yield from check_memory([settings.model, *drafts], kv_cache_mb, state is not None)

@@ -29,7 +29,8 @@ def check_port(host: str, port: int, option: str, in_use_by_us: bool) -> Check:
             pass
     except ConfigError as error:
         found, _, advice = error.message.partition("; ")
-        return Check(name, "fail", found, advice or "correct --host")
+        # A host that is not here is not of one port.
+        return Check("host" if error.param == "host" else name, "fail", found, advice or "correct --host")
     return Check(name, "ok", f"free on {host}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -31,22 +32,26 @@ def check_before_start(settings: StackSettings, run_dir: Path) -> None:
 
 
 def _refuse(checks: Iterator[Check]) -> None:
-    failed = [check for check in checks if check.level == "fail"]
+    failed = [f"{check.name}: {check.found}; {check.advice}" for check in checks if check.level == "fail"]
     if failed:
-        raise ConfigError("\n".join(f"{check.name}: {check.found}; {check.advice}" for check in failed))
+        raise ConfigError("\n".join(dict.fromkeys(failed)))
 
 
 def _quick_checks(settings: StackSettings, run_dir: Path) -> Iterator[Check]:
     if settings.redis_url:
         yield from check_redis(settings.redis_url)
-    if settings.port and settings.port == settings.grpc_port:
-        yield Check("ports", "fail", f"--grpc-port {settings.grpc_port} is --port already", "give another --grpc-port")
+    grpc_port = settings.client_grpc_port
+    if settings.port and settings.port == grpc_port:
+        yield Check("ports", "fail", f"--grpc-port {grpc_port} is --port already", "give another --grpc-port")
     yield check_port(settings.host, settings.port, "--port", False)
-    yield check_port(settings.host, settings.grpc_port, "--grpc-port", False)
+    yield check_port(settings.host, grpc_port, "--grpc-port", False)
     yield check_disk(run_dir)
     yield from check_checkpoints(settings.model, settings.draft_folders)
     yield from check_context(settings.model, _number(settings, "--max-model-len", 0))
     yield from check_ranks(settings.model, _number(settings, "--tensor-parallel-size", 1))
+    for folder, count in Counter(settings.draft_folders).items():
+        if count > 1:  # the kinds of two drafts are compared later, by a process that has torch
+            yield Check(f"draft {folder}", "fail", "it is given twice", "name each --draft-model once")
     folders = [settings.model, *settings.draft_folders]
     yield from check_least_memory(folders, _number(settings, "--kv-cache-mb", _KV_CACHE_MB), settings.dtype)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from outrider.client.stack.process_identity import process_identity
 from outrider.shared.checkpoint.mtp_layers import has_mtp_layers
 from outrider.shared.draft_policy.draft_methods import AUTO, FROM_TARGET, WITHOUT_CHECKPOINT
+from outrider.shared.listening import grpc_port_of
 from outrider.shared.speculative_config import parse_speculative_config
 
 # The name in `StackState.pids` of the process that starts the others again.
@@ -31,7 +32,8 @@ class StackSettings:
     methods: tuple[str, ...] = ()
     host: str = "127.0.0.1"
     port: int = 8000
-    grpc_port: int = 8001
+    # None: the one after `port`.
+    grpc_port: int | None = None
     redis_url: str = ""
     num_drafters: int = 1
     dtype: str = "auto"
@@ -47,6 +49,11 @@ class StackSettings:
     start_timeout_s: float = 300.0
 
     @property
+    def client_grpc_port(self) -> int:
+        """Raises ConfigError."""
+        return grpc_port_of(self.grpc_port, self.port)
+
+    @property
     def draft_folders(self) -> list[str]:
         return [folder for folder in self.draft_model.split(",") if folder]
 
@@ -57,7 +64,8 @@ class StackState:
 
     pids: in starting order. identities: process_identity of each, as a pid may be another process's when it is read.
     commands: per process, with the port that it serves on. num_restarts: of those that died. verifier_start_s: how long
-    the first start took. redis_config: that of the stack's own Redis, with its password (own_redis.py).
+    the first start took. redis_config: that of the stack's own Redis, with its password (own_redis.py). in_foreground:
+    the processes end with the one that started them.
     """
 
     url: str = ""
@@ -71,6 +79,7 @@ class StackState:
     commands: dict[str, list[str]] = field(default_factory=dict)
     num_restarts: dict[str, int] = field(default_factory=dict)
     verifier_start_s: float = 0.0
+    in_foreground: bool = False
 
     def record(self, name: str, pid: int) -> None:
         """Records a process that has just been started."""
@@ -126,7 +135,7 @@ def gateway_command(settings: StackSettings, state: StackState) -> list[str]:
     """
     command = [
         *(sys.executable, "-m", "outrider.gateway", "--model", settings.model),
-        *("--host", settings.host, "--port", str(settings.port), "--grpc-port", str(settings.grpc_port)),
+        *("--host", settings.host, "--port", str(settings.port), "--grpc-port", str(settings.client_grpc_port)),
         *("--verifiers", ",".join(state.verifiers), "--drafters", ",".join(state.drafters)),
     ]
     if "OUTRIDER_FAILOVER_S" not in os.environ:  # an operator's own patience counts

@@ -50,14 +50,16 @@ class StackError(OutriderError):
 
 
 class Stack:
-    """A stack; a failed `start` stops what it had started."""
+    """A stack; a failed `start` stops what it had started. in_foreground: it ends with the thread that starts it."""
 
-    def __init__(self, settings: StackSettings, run_dir: Path, progress: Progress) -> None:
+    def __init__(
+        self, settings: StackSettings, run_dir: Path, progress: Progress, *, in_foreground: bool = False
+    ) -> None:
         self._settings = settings
         self._run_dir = run_dir
         self._progress = progress
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self.state = StackState()
+        self.state = StackState(in_foreground=in_foreground)
 
     def __enter__(self) -> StackState:
         return self.start()
@@ -88,7 +90,7 @@ class Stack:
             self._progress("starting the gateway")
             self._spawn("gateway", self._gateway_command())
             self.state.url = f"http://{self._wait_serving('gateway')}"
-            self.state.grpc_address = f"{settings.host}:{settings.grpc_port}"
+            self.state.grpc_address = f"{settings.host}:{settings.client_grpc_port}"
             self._wait_ready()
             write_state(self._run_dir, self.state)
         except BaseException:
@@ -202,7 +204,7 @@ def start_process(run_dir: Path, state: StackState, name: str) -> subprocess.Pop
     """
     environment = {"OUTRIDER_REDIS_URL": redis_url_of(state)} if name == "gateway" else {}
     umask = 0o077 if name == "redis" else -1
-    process = spawn(run_dir, name, state.commands[name], environment, umask=umask)
+    process = spawn(run_dir, name, state.commands[name], environment, umask=umask, ends_with_us=state.in_foreground)
     state.record(name, process.pid)
     return process
 

@@ -34,7 +34,7 @@ WORKDIR /app
 USER 10001:10001
 EXPOSE 8000 8001
 STOPSIGNAL SIGTERM
-# Healthy once the gRPC door serves and a request could be answered: Redis is there, and a verifier.
+# Healthy once the gRPC server serves and a request could be answered: Redis is there, and a verifier.
 HEALTHCHECK --interval=5s --timeout=10s --start-period=600s --retries=3 \
-    CMD ["/opt/venv/bin/python", "-m", "outrider.shared.healthcheck", "127.0.0.1:8001", "127.0.0.1:8000/ready"]
+    CMD ["/opt/venv/bin/python", "-IS", "/opt/app/outrider/shared/healthcheck.py", "127.0.0.1:8001", "127.0.0.1:8000/ready"]
 ENTRYPOINT ["/opt/venv/bin/python", "-m", "outrider.gateway"]

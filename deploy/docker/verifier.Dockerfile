@@ -33,7 +33,7 @@ COPY drafting outrider/drafting
 COPY verifier_service outrider/verifier_service
 # The `outrider` command belongs to the client, which is not in here.
 RUN /opt/tools/bin/pip install --disable-pip-version-check --no-deps --target /opt/app . && rm -r /opt/app/bin
-# Where kernels that are compiled at the first start are kept, if a volume is mounted there.
+# Where compiled kernels are kept; a volume that is mounted there begins with the image's.
 RUN mkdir /opt/cache
 
 FROM ${PYTHON_IMAGE}
@@ -49,8 +49,15 @@ ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/opt/app PYTHONUNBUFFERED=1 PYTHONDONTWR
     OUTRIDER_HOST=0.0.0.0 OUTRIDER_PORT=7001 OUTRIDER_METRICS_PORT=9101
 WORKDIR /app
 USER 10001:10001
+# The service starts once, so that its kernels for this machine's kind of CPU are in the image. Another kind compiles its
+# own at the first start. 0: none.
+ARG COMPILE_KERNELS=1
+RUN --mount=type=bind,source=models/demo-target,target=models/demo-target --mount=type=tmpfs,target=/tmp \
+    [ "$COMPILE_KERNELS" = 0 ] || { python -m outrider.verifier_service --model models/demo-target & \
+    until python -IS /opt/app/outrider/shared/healthcheck.py 127.0.0.1:7001 >/dev/null; do kill -0 $! || exit 1; sleep 1; done; \
+    kill $! && wait $!; }
 EXPOSE 7001 9101
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=5s --timeout=10s --start-period=600s --retries=3 \
-    CMD ["/opt/venv/bin/python", "-m", "outrider.shared.healthcheck", "127.0.0.1:7001"]
+    CMD ["/opt/venv/bin/python", "-IS", "/opt/app/outrider/shared/healthcheck.py", "127.0.0.1:7001"]
 ENTRYPOINT ["/opt/venv/bin/python", "-m", "outrider.verifier_service"]

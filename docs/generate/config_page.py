@@ -19,6 +19,7 @@ SERVICES: tuple[tuple[str, type[Any]], ...] = (
 _KINDS = {
     "str": "text",
     "int": "whole number",
+    "int | None": "auto or whole number",
     "float": "number",
     "bool": "true or false",
     "bool | None": "auto, true or false",

@@ -52,7 +52,9 @@ def test_nothing_listens_there() -> None:
     address = f"127.0.0.1:{nobodys_port()}"
     done = outrider("complete", "hi", "--address", address)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith(f"outrider: {address}: nothing listens there; a gateway's gRPC port is 8001")
+    assert done.stderr.startswith(
+        f"outrider: {address}: nothing listens there; a gateway's gRPC port is its HTTP port plus 1"
+    )
     assert done.stderr.count("\n") == 1
 
 

@@ -32,7 +32,7 @@ def ports() -> tuple[str, ...]:
     [
         (("up", "--dtype", "half"), "--dtype"),
         (("up", "--redis-url", "redis://127.0.0.1:{nobodys}/0"), "--redis-url"),
-        (("up", "--draft-model", f"{HEAD},{DRAFT},{HEAD}"), f"{HEAD} and {HEAD} are both eagle3"),
+        (("up", "--draft-model", f"{HEAD},{DRAFT},{HEAD}"), f"draft {HEAD}: it is given twice; name each"),
         (("up", "-sc", AN_EAGLE_HEAD), "nothing here drafts with eagle3; there are draft_model, suffix, ngram"),
         (("up", "-sc", '{"method": "foo"}'), "method 'foo' is not one of auto, off, mtp, eagle3"),
         (("serve", TARGET, "-sc", AN_EAGLE_HEAD), "nothing here drafts with eagle3; there are suffix, ngram"),
@@ -79,6 +79,21 @@ def test_a_busy_port(tmp_path: Path, command: tuple[str, ...], option: str) -> N
     assert done.returncode == 2
     assert f"{option}: cannot listen on 127.0.0.1:{port}: Address already in use" in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("command", [("up",), ("serve", TARGET)])
+def test_the_port_after_it_is_grpcs(tmp_path: Path, command: tuple[str, ...]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = server.getsockname()[1]
+        done = outrider(*command, "--port", str(taken - 1), "--run-dir", str(tmp_path / "run"))
+    assert done.returncode == 2
+    assert f"--grpc-port: cannot listen on 127.0.0.1:{taken}: Address already in use" in done.stderr
+
+
+def test_a_host_that_is_not_here_is_said_once(tmp_path: Path) -> None:
+    settings = StackSettings(TARGET, "", host="no.such.host.invalid", port=server_port())
+    with pytest.raises(ConfigError, match=r"^host: --host: no\.such\.host\.invalid is not an address [^\n]*$"):
+        check_before_start(settings, tmp_path)
 
 
 def test_the_gateways_environment_is_looked_at_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

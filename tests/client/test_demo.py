@@ -55,3 +55,4 @@ def test_a_gain_is_said_and_none_is_not() -> None:
         "x: 104 tokens/s with speculation, 50 without: 2.1 times as fast, same 7 bytes"
     )
     assert "speculation hardly helps here, same 7 bytes" in Outcome("x", 50.0, 54.0, 7).line()
+    assert "without: 0.4 times as fast, same 7 bytes" in Outcome("x", 157.0, 65.0, 7).line()

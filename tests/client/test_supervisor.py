@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -79,6 +80,37 @@ def test_a_killed_process_is_back_on_its_port(tmp_path: Path) -> None:
     finally:
         stack.stop()
     assert not answers(url)
+
+
+_STARTS_A_REDIS = """
+import sys, time
+from pathlib import Path
+from outrider.client.stack.commands import StackSettings
+from outrider.client.stack.processes import Stack, write_state
+settings, foreground = StackSettings(model="", draft_model=""), sys.argv[2] == "foreground"
+stack = Stack(settings, Path(sys.argv[1]), print, in_foreground=foreground)
+stack.state.redis_url = stack._start_redis()
+write_state(Path(sys.argv[1]), stack.state)
+print("started", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a parent's death is a signal on Linux alone")
+@pytest.mark.parametrize("kind", ["foreground", "detached"])
+def test_a_killed_command_in_the_foreground_leaves_nothing_running(tmp_path: Path, kind: str) -> None:
+    command = [sys.executable, "-c", _STARTS_A_REDIS, str(tmp_path), kind]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert any(line == "started\n" for line in process.stdout)
+        state = state_of(tmp_path)
+        process.kill()
+    if kind == "foreground":
+        until(lambda: not state.runs("redis"), "Redis ends with the command")
+        assert read_state(tmp_path) is None
+    else:
+        assert answers(redis_url_of(state))
+        assert stop_running(tmp_path, lambda _message: None)
 
 
 def test_what_cannot_be_started_or_written_down_now_is_later(tmp_path: Path) -> None:

@@ -299,8 +299,8 @@ def test_dockerfile(name: str, compose: dict[str, Any]) -> None:
     assert "\nUSER 10001:10001\n" in final_stage
     assert "\nSTOPSIGNAL SIGTERM\n" in final_stage
     assert f'ENTRYPOINT ["/opt/venv/bin/python", "-m", "{MODULES[name]}"]' in final_stage
-    grpc_port = config.grpc_port if name == "gateway" else config.port
-    assert f'"-m", "outrider.shared.healthcheck", "127.0.0.1:{grpc_port}"' in final_stage
+    grpc_port = config.client_grpc_port if name == "gateway" else config.port
+    assert f'"-IS", "/opt/app/outrider/shared/healthcheck.py", "127.0.0.1:{grpc_port}"' in final_stage
     assert "http://" not in final_stage  # the check asks over TLS where the service speaks TLS
     assert config.host == "0.0.0.0"
 
@@ -314,6 +314,7 @@ def test_copied_folders_exist_and_reach_the_build(name: str) -> None:
         for source in line.split()[:-1]
     ]
     assert MODULES[name].removeprefix("outrider.") in sources
+    sources += re.findall(r"--mount=type=bind,source=([^,]+)", dockerfile(name))
     for source in sources:
         path = ROOT / source
         assert path.exists()

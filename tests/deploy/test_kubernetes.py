@@ -105,7 +105,7 @@ def test_selectors_take_the_pods_they_are_meant_for(objects: list[Document]) -> 
 @pytest.mark.parametrize("name", SERVICES)
 def test_ports_are_those_that_the_service_listens_on(name: str, objects: list[Document]) -> None:
     config = config_of(objects, name)
-    gateway_ports = {"http": config.port, "grpc": config.grpc_port} if name == "gateway" else {}
+    gateway_ports = {"http": config.port, "grpc": config.client_grpc_port} if name == "gateway" else {}
     expected = gateway_ports or {"grpc": config.port, "metrics": config.metrics_port}
     container = container_of(objects, name)
     assert {port["name"]: port["containerPort"] for port in container["ports"]} == expected

@@ -50,7 +50,7 @@ async def open_servers(service: GatewayService, config: GatewayConfig) -> AsyncI
     http_task = asyncio.create_task(http.serve())
     grpc_server = await rpc.start_server(
         config.host,
-        config.grpc_port,
+        config.client_grpc_port,
         lambda server: add_gateway_servicer(server, service),
         SERVICE_NAMES,
         grpc_options(config, admission, tls.server),

@@ -137,12 +137,12 @@ class Screen:
 
     async def picture(self, name: str) -> None:
         """Into the documentation, when it is to be made anew."""
-        if _takes_pictures():
+        if takes_pictures():
             await self.page.mouse.wheel(0, -10_000)
             await self.page.screenshot(path=IMAGES / f"playground-{name}.png", full_page=True)
 
 
-def _takes_pictures() -> bool:
+def takes_pictures() -> bool:
     return bool(os.environ.get("PLAYGROUND_SCREENSHOTS"))
 
 

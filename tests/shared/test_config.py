@@ -21,6 +21,7 @@ class Config:
     caching: bool = setting(True, "Caching.")
     methods: tuple[str, ...] = setting(("ngram",), "Methods.")
     reflection: bool | None = setting(None, "Reflection.")
+    port: int | None = setting(None, "Port.", minimum=1)
 
 
 def load(argv: list[str] | None = None, environ: dict[str, str] | None = None) -> Config:
@@ -54,6 +55,16 @@ def test_a_switch_may_be_left_to_the_service(text: str, value: bool | None) -> N
     assert load().reflection is None
     assert load(["--reflection", text]).reflection is value
     assert load(environ={"OUTRIDER_REFLECTION": text}).reflection is value
+
+
+@pytest.mark.parametrize(("text", "value"), [("auto", None), ("AUTO", None), ("9000", 9000)])
+def test_a_number_may_be_left_to_the_service(text: str, value: int | None) -> None:
+    assert load().port is None
+    assert load(["--port", text]).port == value
+    with pytest.raises(ConfigError, match="--port: 0 is below the minimum, 1"):
+        load(["--port", "0"])
+    with pytest.raises(ConfigError, match="--port: 'next' is not auto or a whole number"):
+        load(["--port", "next"])
 
 
 @pytest.mark.parametrize("text", ["1", "true", "YES", "On"])

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
 from outrider.shared import rpc
-from outrider.shared.healthcheck import EXIT_NOT_WELL, EXIT_USAGE, EXIT_WELL
+from outrider.shared.healthcheck import EXIT_NOT_WELL, EXIT_USAGE, EXIT_WELL, reason_not_well
+
+HEALTHCHECK = str(Path(__file__).resolve().parents[2] / "shared/healthcheck.py")
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -45,7 +49,7 @@ async def grpc_server() -> AsyncIterator[rpc.Server]:
 async def run(*targets: str) -> tuple[int, str]:
     """(exit code, output) of the command."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "outrider.shared.healthcheck", *targets),
+        *(sys.executable, "-IS", HEALTHCHECK, *targets),  # as the containers run it: with the standard library alone
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
@@ -92,3 +96,27 @@ async def test_usage() -> None:
         code, output = await run(*arguments)
         assert code == EXIT_USAGE
         assert output.startswith("usage:")
+
+
+async def test_one_that_never_answers_is_not_waited_for_long() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        address = f"127.0.0.1:{mute.getsockname()[1]}"
+        assert await asyncio.to_thread(reason_not_well, address, None, 0.2) == "timed out"
+        assert await asyncio.to_thread(reason_not_well, f"{address}/ready", None, 0.2) == "timed out"
+
+
+@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 200 OK\r\n\r\n", b"\0\0\7\0\1\0\0\0\1\0\0\0\0\2\x08\2", b"\xff" * 40])
+async def test_another_kind_of_server(said: bytes) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1000)
+        writer.write(said)
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        assert await asyncio.to_thread(reason_not_well, address) == "does not say SERVING"
+
+
+@pytest.mark.parametrize("target", ["nowhere", "a:b", ":1", "::1:7001", "a:1/\u00e9"])
+def test_not_an_address(target: str) -> None:
+    assert reason_not_well(target, None, 0.2)

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from outrider.shared.errors import ConfigError
-from outrider.shared.listening import held_port
+from outrider.shared.listening import grpc_port_of, held_port
 from tests.ports import server_port
 
 
@@ -41,3 +41,10 @@ def test_a_host_that_is_not_here(host: str) -> None:
     for port in (0, 1024):
         with pytest.raises(ConfigError, match=f"--host: {host} is not an address of this machine"):
             held_port(host, port, "port").__enter__()
+
+
+def test_the_grpc_port_follows_the_http_port() -> None:
+    assert [grpc_port_of(None, port) for port in (8000, 9000, 0)] == [8001, 9001, 0]
+    assert [grpc_port_of(port, 9000) for port in (-1, 0, 8001)] == [-1, 0, 8001]
+    with pytest.raises(ConfigError, match="--grpc-port: there is no port after --port 65535; give one"):
+        grpc_port_of(None, 65535)

@@ -214,7 +214,7 @@ def _train(auto: AutoRun) -> None:
     auto.save()
     rows = _rows(auto.held_out)
     until = f", or until {config.until:g} tokens a round" if config.until else ""
-    auto.progress("").say(f"training for {state.steps} steps{until}")
+    auto.progress("").say(f"training for {state.steps} step{'' if state.steps == 1 else 's'}{until}")
     deadline = time.monotonic() + max(
         _LEAST_TRAINING_S, auto.left_s - min(_MEASURE_S, _MEASURE_SHARE * 3600 * config.hours)
     )

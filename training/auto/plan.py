@@ -85,11 +85,15 @@ def lines(rates: Rates, found: Plan, left_s: float) -> Sequence[str]:
     return (
         f"this machine writes {rates.written:,.0f} tokens/s of answers and trains on {rates.trained:,.0f} tokens/s",
         f"about {_minutes(found.writing_s)} for {found.num_questions:,} questions with two answers each, "
-        f"{_minutes(found.training_s)} to train on {found.training_tokens / 1e6:.2f} M tokens, "
+        f"{_minutes(found.training_s)} to train on {_tokens(found.training_tokens)}, "
         f"{_minutes((1 - _WRITING_SHARE - _TRAINING_SHARE) * left_s)} at most to measure",
         "for comparison: SmolLM2-135M-Instruct's head brought 1.8 tokens a round after 1.3 M tokens; fewer bring less, "
         "answers that repeat themselves or the question bring more; whether it pays is measured at the end",
     )
+
+
+def _tokens(count: float) -> str:
+    return f"{count / 1e6:.2f} M tokens" if count >= 10_000 else f"{count:,.0f} tokens"
 
 
 def _minutes(seconds: float) -> str:

@@ -18,7 +18,7 @@ from outrider.gateway.config import GatewayConfig
 from outrider.gateway.servers.endpoints import load_tls
 from outrider.shared import rpc
 from outrider.shared.errors import ConfigError
-from outrider.shared.healthcheck import reason_not_well
+from outrider.shared.healthcheck import probe_context, reason_not_well
 from outrider.shared.service import is_enabled_at
 from outrider.shared.tls import TlsConfig, client_context
 from outrider.v1 import gateway_pb2 as pb
@@ -125,10 +125,10 @@ async def test_both_doors_over_tls(service: ScriptedService, tmp_path: Path, mut
                 else:
                     with pytest.raises((httpx.TransportError, ssl.SSLError)):
                         await http.get("/v1/models")
-        own = TlsConfig(server.cert_file, server.key_file, server.cert_file)
+        own = probe_context({"OUTRIDER_TLS_CERT_FILE": server.cert_file, "OUTRIDER_TLS_KEY_FILE": server.key_file})
         for target in (servers.grpc_address, f"127.0.0.1:{servers.http_port}/ready"):
-            assert await reason_not_well(target, own, 30) is None
-            assert await reason_not_well(target) is not None
+            assert await asyncio.to_thread(reason_not_well, target, own, 30) is None
+            assert await asyncio.to_thread(reason_not_well, target) is not None
         async with httpx.AsyncClient(base_url=servers.url, timeout=30) as http:
             with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
                 await http.get("/v1/models")

@@ -19,7 +19,7 @@ from transformers import LlamaForCausalLM
 
 from outrider.training.auto.config import AutoConfig, AutoState
 from outrider.training.auto.pipeline import run_auto
-from outrider.training.auto.plan import Rates, num_steps, plan
+from outrider.training.auto.plan import Plan, Rates, lines, num_steps, plan
 from outrider.training.auto.verdict import Verdict
 from outrider.training.curves import line, sparkline
 from outrider.training.errors import CheckpointError, PromptError, SettingError
@@ -209,3 +209,8 @@ def test_what_is_said_at_the_end() -> None:
     slow = Verdict(100.0, 104.0, 1, 1.2, {})
     assert slow.sentence().startswith("It does not pay on this machine, 1.04 times plain decoding at best: ")
     assert slow.serve_line("m", Path("out/model")) == "outrider serve m"
+
+
+@pytest.mark.parametrize(("count", "said"), [(192_000, "on 0.19 M tokens, "), (691, "on 691 tokens, ")])
+def test_few_tokens_are_not_said_as_none(count: int, said: str) -> None:
+    assert said in lines(RATES, Plan(15, 15, 46.0, 33.0, count), 100.0)[1]

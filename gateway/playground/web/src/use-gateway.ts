@@ -41,7 +41,8 @@ export function useGateway(): Gateway {
         setTrouble("");
       } catch (error) {
         if (!isCurrent) return;
-        setTrouble(error instanceof Refusal ? error.message : "The gateway does not answer.");
+        const isKeyless = isWrongKey(error) && !key; // the gateway's words are for programs then
+        setTrouble(isKeyless ? "an API key is required" : error instanceof Refusal ? error.message : "The gateway does not answer.");
         if (isWrongKey(error)) setNeedsKey(true);
         else timer = setTimeout(look, 2 * POLL_MS);
       }

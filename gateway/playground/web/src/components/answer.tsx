@@ -66,7 +66,7 @@ export function Answer({ runs, settings, change, secondsLeft }: Props) {
             {plain !== null && panel(plain, "Speculation off")}
           </div>
           {plain !== null && <Verdict main={main} plain={plain} mustAgree={runs.mustAgree} />}
-          {hasMarks && <Legend run={main} />}
+          {hasMarks && main.numTokens > 0 && <Legend run={main} />}
         </>
       )}
     </div>
@@ -114,12 +114,18 @@ interface PanelProps {
 function Panel({ run, title, goOn, isRendered, again, secondsLeft }: PanelProps) {
   // Reasoning and tool calls are drawn token by token.
   const asMarkdown = isRendered && run.isTextOnly;
+  const failure = useRef<HTMLDivElement>(null);
+  useLayoutEffect(() => failure.current?.scrollIntoView({ block: "nearest" }), [run.failure]);
   return (
     <article class="panel" aria-label={title} aria-busy={!run.isOver}>
       <div class="row">
         <h2>{title}</h2>
         <p class="figures">
-          <b>{run.numTokens}</b> {run.numTokens === 1 ? "token" : "tokens"}
+          {run.numTokens > 0 && (
+            <>
+              <b>{run.numTokens}</b> {run.numTokens === 1 ? "token" : "tokens"}
+            </>
+          )}
           {run.tokensPerS !== null && (
             <>
               , <b>{run.tokensPerS.toFixed(0)}</b> per second
@@ -144,7 +150,7 @@ function Panel({ run, title, goOn, isRendered, again, secondsLeft }: PanelProps)
         </ul>
       )}
       {run.failure !== null && (
-        <div class="failure row" role="alert">
+        <div class="failure row" role="alert" ref={failure}>
           <p>
             <b>{inWords(run.failure)}</b> {run.failure.message}
           </p>

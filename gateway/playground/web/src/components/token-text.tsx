@@ -140,7 +140,7 @@ interface CardProps {
   within: { current: HTMLDivElement | null };
 }
 
-/** Below its token, within the width of the text. */
+/** Below its token, or above it where only there is room in sight; within the width of the text. */
 function Card({ index, token, segment, within }: CardProps) {
   const card = useRef<HTMLDivElement>(null);
   useLayoutEffect(() => {
@@ -150,7 +150,10 @@ function Card({ index, token, segment, within }: CardProps) {
     const frame = text.getBoundingClientRect();
     const left = Math.min(anchor.left - frame.left, frame.width - card.current.offsetWidth - 8);
     card.current.style.left = `${Math.max(8, left)}px`;
-    card.current.style.top = `${anchor.bottom - frame.top + 6}px`;
+    const view = text.closest(".answer")?.getBoundingClientRect();
+    const height = card.current.offsetHeight + 6;
+    const isAbove = view !== undefined && anchor.bottom + height > view.bottom && anchor.top - height >= view.top;
+    card.current.style.top = `${(isAbove ? anchor.top - height : anchor.bottom + 6) - frame.top}px`;
   }, [index, token]);
   const { round } = segment;
   return (
