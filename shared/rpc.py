@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import ipaddress
 import logging
 import math
 import signal
@@ -14,6 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias
+from urllib.parse import unquote
 
 import grpc
 import grpc.aio
@@ -33,6 +35,7 @@ Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 # bytes; names and values of one call's metadata, as gRPC counts: a key, an id and a deadline take a few hundred
 MAX_METADATA_BYTES = 16 * 1024
+_IPV6_PREFIX_LEN = 64  # bits
 _SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_metadata_size", MAX_METADATA_BYTES),
@@ -101,6 +104,27 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: BaseExceptio
         log.error("unexpected error in %s", getattr(context, "code", lambda: "a call")(), exc_info=error)
         code, detail = grpc.StatusCode.INTERNAL, InternalError("internal error, see the server's log").message
     await context.abort(code, detail, trailers)
+
+
+def peer_of_context(context: Any) -> str:
+    """Returns the peer of a gRPC call, from its context's peer(): `ipv4:HOST:PORT`, `ipv6:[HOST]:PORT` with escaped
+    brackets, or another form.
+    """
+    kind, _, rest = unquote(context.peer()).partition(":")
+    return network_of(rest.rpartition(":")[0].strip("[]")) if kind in ("ipv4", "ipv6") else kind
+
+
+def network_of(host: str) -> str:
+    """Returns the name of a client at an address: an IPv6 client has a network of 2^64 addresses (RFC 6177)."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, _IPV6_PREFIX_LEN), strict=False))
 
 
 @dataclass
