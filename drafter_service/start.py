@@ -97,7 +97,7 @@ def vocabulary_folder(config: DrafterConfig) -> str:
     return config.target_model or next(iter(config.draft_model), "")
 
 
-def describe(config: DrafterConfig, engine: DrafterEngine, tokenizer_digest: str) -> DrafterInfo:
+def describe(config: DrafterConfig, engine: DrafterEngine, tokenizer_digest: str = "") -> DrafterInfo:
     return DrafterInfo(
         version=outrider_version(),
         methods=tuple(method.info for method in engine.methods.values()),
