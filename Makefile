@@ -46,7 +46,8 @@ $(PROTO_STAMP): $(PROTO_FILES) $(VENV_STAMP)
 	@echo "==> generating the gRPC code"
 	@$(BIN)/python -m grpc_tools.protoc -I protos --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy \
 	  --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc \
-	  --python_out=. --grpc_python_out=. --mypy_out=quiet:. --mypy_grpc_out=quiet:. $(PROTO_FILES)
+	  --python_out=. --grpc_python_out=. --mypy_out=quiet:. --mypy_grpc_out=quiet:. \
+	  --descriptor_set_out=outrider/v1/descriptors.binpb $(PROTO_FILES)
 	@touch $@
 
 # After the protos: an editable install finds only packages that exist at that time.

@@ -12,4 +12,12 @@ from outrider.shared.service import ServiceSettings
 @dataclass(frozen=True)
 class DrafterConfig(MethodSettings, ServiceSettings):
     port: int = setting(7002, "gRPC port; 0 picks a free one.", minimum=0, maximum=65535)
+    engine_keys_file: str = setting(
+        "",
+        "File of API keys (`outrider key new`); every call needs one of them, with the key's limit of concurrent "
+        "requests as its quota of sessions. Outrider's own gateways send none: they have certificates.",
+    )
+    max_sessions_per_peer: int = setting(
+        0, "Sessions of one key, or without keys of one address; 0: as many as --max-num-seqs.", minimum=0
+    )
     drain_s: float = setting(10.0, "Seconds that running sessions may continue after SIGTERM.", minimum=0)

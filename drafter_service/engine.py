@@ -12,12 +12,12 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from outrider.drafter_service.metrics import DrafterMetrics
 from outrider.drafting.methods.interface import DraftMethod
 from outrider.drafting.methods.predicted import with_predictions
-from outrider.drafting.session import LONG_REPORT, DraftSession, OnReply
+from outrider.drafting.session import LONG_REPORT, DraftSession, OnReply, no_flush
 from outrider.engine.sampling.grammar import GrammarState
 from outrider.shared.engine_thread import EngineThread
 from outrider.shared.errors import InvalidRequest, OutriderError, Overloaded
@@ -74,8 +74,17 @@ class DrafterEngine:
             return None
         return method.grammars.compile(grammar)
 
-    def open(self, spec: SessionSpec, on_reply: OnReply, grammar: GrammarState | None = None) -> int:
-        """Registers a session and returns its handle. Raises InvalidRequest (method, token ids) or Overloaded."""
+    def open(
+        self,
+        spec: SessionSpec,
+        on_reply: OnReply,
+        grammar: GrammarState | None = None,
+        flush: Callable[[], None] = no_flush,
+    ) -> int:
+        """Registers a session and returns its handle. Raises InvalidRequest (method, token ids) or Overloaded.
+
+        flush: called after all replies of a batch, once for equal ones.
+        """
         if spec.method not in self.methods:
             raise InvalidRequest(
                 f"method {spec.method!r} is not served here, only {', '.join(self.methods)}", param="method"
@@ -87,7 +96,7 @@ class DrafterEngine:
                 raise Overloaded(f"{self._max_num_seqs} sessions are open, this drafter's limit")
             self._num_open += 1
         token_ids = [*spec.prompt_token_ids, *spec.committed_token_ids]
-        session = DraftSession(spec, token_ids, on_reply, grammar=grammar)
+        session = DraftSession(spec, token_ids, on_reply, grammar=grammar, flush=flush)
         handle = next(self._handles)
         self._thread.command(lambda: self._open(handle, session))
         return handle
@@ -174,6 +183,7 @@ class DrafterEngine:
             log.exception("session failed", exc_info=error)
         self._close(handle)
         session.on_reply(error)
+        session.flush()
 
     def _catch_up(self) -> None:
         """Reads a bounded piece of one session's backlog: no proposal waits for another session's long prompt."""
@@ -212,6 +222,8 @@ class DrafterEngine:
             self._expected = set(asked)
             for session, proposal in zip(asked.values(), proposals, strict=True):
                 self._reply(session, proposal, len(asked), started, ended)
+            for flush in {session.flush for session in asked.values()}:
+                flush()
 
     def _reply(
         self, session: DraftSession, proposal: Proposal, num_sessions: int, started: float, ended: float

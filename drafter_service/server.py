@@ -1,15 +1,19 @@
-"""The drafter's gRPC server: parse, call the engine, format. One stream is one session."""
+"""The drafter's gRPC server: parse, call the engine, format. One stream is one session, or one engine (batch.py)."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from outrider.drafter_service.batch import Answers, BatchStream
 from outrider.drafter_service.engine import DrafterEngine
+from outrider.drafter_service.tenants import Engine, Tenant, Tenants
 from outrider.drafting.session import OnReply
-from outrider.shared import wire
-from outrider.shared.errors import InvalidRequest
+from outrider.shared import rpc, wire
+from outrider.shared.errors import InvalidRequest, OutriderError
 from outrider.shared.messages import DrafterInfo, ProposalReply
 from outrider.shared.rpc_session import SessionHandlers, session_stream
 from outrider.shared.tracing import Attributes
@@ -22,30 +26,52 @@ if TYPE_CHECKING:
 
 class DrafterServicer(pb_grpc.DrafterServicer):
     def __init__(
-        self, engine: DrafterEngine, describe: Callable[[], DrafterInfo], tracer: Tracer | None = None
+        self,
+        engine: DrafterEngine,
+        describe: Callable[[], DrafterInfo],
+        tracer: Tracer | None = None,
+        tenants: Tenants | None = None,
     ) -> None:
         self._engine = engine
         self._describe = describe
         self._tracer = tracer
-        self._handlers = SessionHandlers[pb.DrafterRequest, ProposalReply, pb.DrafterReply](
-            open=self._open,
-            step=self._step,
-            close=engine.close,
-            format=wire.proposal_reply_to_wire,
-        )
+        self._tenants = tenants or Tenants()
+        self._connected: list[Engine] = []
 
     async def Session(self, request_iterator: AsyncIterator[Any], context: Any) -> AsyncIterator[pb.DrafterReply]:
-        handlers = self._handlers
+        tenant = await self._identify(context)
+        handlers = SessionHandlers[pb.DrafterRequest, ProposalReply, pb.DrafterReply](
+            open=partial(self._open, tenant),
+            step=self._step,
+            close=partial(self._close, tenant),
+            format=wire.proposal_reply_to_wire,
+        )
         if self._tracer is not None:
             handlers = self._tracer.session("draft", handlers, context, _span_attributes)
         # gRPC checks whether the method itself is an async generator, so it cannot just return one.
         async for reply in session_stream(request_iterator, context, handlers):
             yield reply
 
+    async def Batch(self, request_iterator: AsyncIterator[Any], context: Any) -> AsyncIterator[pb.DraftBatchReply]:
+        tenant = await self._identify(context)
+        stream = BatchStream(self._engine, self._describe(), self._tenants, tenant, self._connected)
+        handlers = SessionHandlers[pb.DraftBatchRequest, Answers, pb.DraftBatchReply](
+            open=stream.open, step=stream.step, close=stream.close, format=stream.format
+        )
+        async for reply in session_stream(request_iterator, context, handlers):
+            yield reply
+
     async def GetInfo(self, request: pb.GetDrafterInfoRequest, context: Any) -> pb.DrafterInfo:
+        await self._identify(context)
         return wire.drafter_info_to_wire(self._describe())
 
-    async def _open(self, request: pb.DrafterRequest, on_reply: OnReply) -> int:
+    async def _identify(self, context: Any) -> Tenant:
+        try:
+            return self._tenants.identify(context)
+        except OutriderError as error:
+            await rpc.abort(context, error)
+
+    async def _open(self, tenant: Tenant, request: pb.DrafterRequest, on_reply: OnReply) -> int:
         if request.WhichOneof("request") != "open":
             raise InvalidRequest("the first message of a session must be `open`", param="open")
         spec = wire.spec_from_wire(request.open)
@@ -53,7 +79,18 @@ class DrafterServicer(pb_grpc.DrafterServicer):
         if spec.sampling_params.grammar is not None:
             # Compiling can take seconds; the other sessions' streams continue meanwhile.
             grammar = await asyncio.to_thread(self._engine.compile_grammar, spec)
-        return self._engine.open(spec, on_reply, grammar)
+        if tenant.has_key:
+            spec = replace(spec, cache_salt=f"{tenant.name}\0{spec.cache_salt}")
+        self._tenants.take(tenant)
+        try:
+            return self._engine.open(spec, on_reply, grammar)
+        except OutriderError:
+            self._tenants.give_back(tenant)
+            raise
+
+    def _close(self, tenant: Tenant, handle: int) -> None:
+        self._tenants.give_back(tenant)
+        self._engine.close(handle)
 
     def _step(self, handle: int, request: pb.DrafterRequest) -> None:
         if request.WhichOneof("request") != "step":

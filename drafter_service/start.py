@@ -14,11 +14,14 @@ from outrider.drafter_service.config import DrafterConfig
 from outrider.drafter_service.engine import DrafterEngine
 from outrider.drafter_service.metrics import DrafterMetrics
 from outrider.drafter_service.server import DrafterServicer
+from outrider.drafter_service.tenants import Tenants
 from outrider.drafting.methods.interface import DraftMethod
 from outrider.drafting.methods.registry import build_methods
 from outrider.drafting.warm_up import warm_up
 from outrider.engine.model.local_model import local_model
 from outrider.engine.sampling.coupling import NOISE_VERSION
+from outrider.shared.api_keys import KeyRing
+from outrider.shared.checkpoint.tokenizer_digest import tokenizer_digest
 from outrider.shared.config import load_config
 from outrider.shared.messages import DrafterInfo
 from outrider.shared.service import ServedApi, serve_until_signal
@@ -28,9 +31,9 @@ from outrider.shared.version import outrider_version
 from outrider.v1 import drafter_pb2_grpc
 
 EPILOG = """examples:
-  python -m outrider.drafter_service --draft-model models/demo-draft
-  python -m outrider.drafter_service --draft-model models/demo-eagle3 --target-model models/demo-target
-  python -m outrider.drafter_service --methods ngram --prompt-lookup-max 4 --port 7012
+  outrider drafter --draft-model models/demo-draft
+  outrider drafter --draft-model models/demo-eagle3 --target-model models/demo-target
+  outrider drafter --methods ngram --prompt-lookup-max 4 --port 7012
 """
 
 
@@ -39,11 +42,12 @@ async def serve(argv: list[str]) -> None:
         DrafterConfig,
         argv,
         os.environ,
-        prog="python -m outrider.drafter_service",
-        description="The drafter service.",
+        prog="outrider drafter",
+        description="The drafter service: proposes tokens to Outrider's gateways and to other engines.",
         epilog=EPILOG,
     )
     tls = config.tls()
+    ring = KeyRing(config.engine_keys_file, "engine-keys-file") if config.engine_keys_file else None
     config = with_folders(config)
     log = setup_logging("drafter", config.log_level, config.log_format)
     with tracing(config.otlp_traces_endpoint, "drafter") as tracer:
@@ -53,7 +57,9 @@ async def serve(argv: list[str]) -> None:
         metrics = DrafterMetrics(registry)
         engine = DrafterEngine(methods, max_num_seqs=config.max_num_seqs, metrics=metrics)
         metrics.watch(lambda: engine.num_sessions)
-        servicer = DrafterServicer(engine, lambda: describe(config, engine), tracer)
+        digest = tokenizer_digest(vocabulary) if (vocabulary := vocabulary_folder(config)) else ""
+        tenants = Tenants(ring, config.max_sessions_per_peer)
+        servicer = DrafterServicer(engine, lambda: describe(config, engine, digest), tracer, tenants)
         await serve_until_signal(
             ServedApi(
                 "drafter", "outrider.v1.Drafter", partial(drafter_pb2_grpc.add_DrafterServicer_to_server, servicer)
@@ -86,11 +92,17 @@ def load_methods(config: DrafterConfig, log: logging.Logger) -> dict[str, DraftM
     return methods
 
 
-def describe(config: DrafterConfig, engine: DrafterEngine) -> DrafterInfo:
+def vocabulary_folder(config: DrafterConfig) -> str:
+    """The folder of the model whose ids proposals are in; "" where no method has a vocabulary."""
+    return config.target_model or next(iter(config.draft_model), "")
+
+
+def describe(config: DrafterConfig, engine: DrafterEngine, tokenizer_digest: str = "") -> DrafterInfo:
     return DrafterInfo(
         version=outrider_version(),
         methods=tuple(method.info for method in engine.methods.values()),
         noise_version=NOISE_VERSION,
         num_sessions=engine.num_sessions,
         max_sessions=config.max_num_seqs,
+        tokenizer_digest=tokenizer_digest,
     )

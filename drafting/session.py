@@ -21,6 +21,10 @@ LONG_REPORT = 32
 OnReply = Callable[[ProposalReply | Exception], None]
 
 
+def no_flush() -> None:
+    """The flush of a session whose replies are sent one by one."""
+
+
 @dataclass
 class DraftSession:
     """One session's state. token_ids: prompt and committed output, never draft tokens."""
@@ -31,6 +35,8 @@ class DraftSession:
     step: DraftStep | None = None
     step_arrived_at: float = 0.0
     hidden: HiddenRows = field(default_factory=HiddenRows)
+    # Called on the engine's thread after all replies of a batch; equal for sessions whose replies are sent together.
+    flush: Callable[[], None] = no_flush
     # The request's compiled grammar; None: the method compiles it.
     grammar: GrammarState | None = None
     # Output index from which the method lacks hidden states; reported with the next reply.

@@ -1,20 +1,25 @@
-"""API keys and their file: `outrider key new` prints its lines, the gateway reads it.
+"""API keys and their file: `outrider key new` prints its lines, gateways and drafters read it.
 
 One line per key, `name:sha256-hex[:max_concurrent[:tokens_per_minute]]`; `#` begins a comment, 0 is no limit. The file
 holds hashes; plain SHA-256 is enough for keys of 256 random bits. Several lines may share a name if their limits agree,
 for a while two where a key is being replaced.
 
-Not here: what a key allows (gateway/admission/auth.py) and its quotas (gateway/admission/quotas.py).
+Not here: who sent a request (gateway/admission/auth.py), and quotas (gateway/admission/quotas.py).
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
+import logging
 import re
 import secrets
 from dataclasses import dataclass
+from pathlib import Path
 
-from outrider.shared.errors import ConfigError
+from outrider.shared.errors import ConfigError, Unauthenticated
+
+log = logging.getLogger(__name__)
 
 KEY_PREFIX = "or-"
 _NUM_KEY_BYTES = 32
@@ -22,6 +27,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _NAME_RULE = "a name has 1 to 64 letters, digits and . _ @ -, and begins with a letter or digit"
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 _MAX_LIMIT = 10**12
+_MAX_FILE_BYTES = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,52 @@ def parse_key_file(text: str, source: str) -> tuple[ApiKey, ...]:
     if not keys:
         raise ConfigError(f"{source} has no key; `outrider key new NAME` prints a line for it")
     return tuple(keys)
+
+
+class KeyRing:
+    """The keys of one file. Raises ConfigError when the file is unusable at the start."""
+
+    def __init__(self, path: str, setting: str = "api-keys-file") -> None:
+        self._path = Path(path)
+        self._source = f"--{setting} {path}"
+        self._keys = self._load()
+
+    def reload(self) -> None:
+        """Reads the file again. A broken file is logged and changes nothing."""
+        try:
+            self._keys = self._load()
+        except ConfigError as error:
+            log.error("the API keys are unchanged: %s", error.message)
+        else:
+            log.info("%d API keys from %s", len(self._keys), self._path)
+
+    def find(self, authorization: str | None) -> ApiKey:
+        """Returns the key in an Authorization header. Raises Unauthenticated."""
+        scheme, _, text = (authorization or "").strip().partition(" ")
+        if scheme.lower() != "bearer" or not text.strip():
+            raise Unauthenticated("an API key is required: send it as Authorization: Bearer KEY")
+        digest = key_digest(text.strip())
+        found = None
+        # Compares every entry in constant time, so that timing reveals nothing about the keys.
+        for key in self._keys:
+            if hmac.compare_digest(key.digest, digest):
+                found = key
+        if found is None:
+            raise Unauthenticated("the API key is unknown")
+        return found
+
+    def _load(self) -> tuple[ApiKey, ...]:
+        try:
+            with self._path.open("rb") as file:
+                data = file.read(_MAX_FILE_BYTES + 1)
+            text = data.decode("utf-8")
+        except OSError as error:
+            raise ConfigError(f"{self._source} cannot be read: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise ConfigError(f"{self._source} is not text") from None
+        if len(data) > _MAX_FILE_BYTES:
+            raise ConfigError(f"{self._source} is over {_MAX_FILE_BYTES} bytes")
+        return parse_key_file(text, self._source)
 
 
 def _parse_line(entry: str, where: str) -> ApiKey:

@@ -322,3 +322,4 @@ class DrafterInfo:
     noise_version: int
     num_sessions: int
     max_sessions: int
+    tokenizer_digest: str = ""

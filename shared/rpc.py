@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import ipaddress
 import logging
 import math
 import signal
@@ -15,6 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeAlias, TypeVar
+from urllib.parse import unquote
 
 import grpc
 import grpc.aio
@@ -37,6 +39,7 @@ _GRPCS_OWN = "/grpc."
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 # bytes; names and values of one call's metadata, as gRPC counts: a key, an id and a deadline take a few hundred
 MAX_METADATA_BYTES = 16 * 1024
+_IPV6_PREFIX_LEN = 64  # bits
 _SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_metadata_size", MAX_METADATA_BYTES),
@@ -114,6 +117,27 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: BaseExceptio
         log.error("unexpected error in %s", getattr(context, "code", lambda: "a call")(), exc_info=error)
         code, detail = grpc.StatusCode.INTERNAL, InternalError("internal error, see the server's log").message
     await context.abort(code, detail, trailers)
+
+
+def peer_of_context(context: Any) -> str:
+    """Returns the peer of a gRPC call, from its context's peer(): `ipv4:HOST:PORT`, `ipv6:[HOST]:PORT` with escaped
+    brackets, or another form.
+    """
+    kind, _, rest = unquote(context.peer()).partition(":")
+    return network_of(rest.rpartition(":")[0].strip("[]")) if kind in ("ipv4", "ipv6") else kind
+
+
+def network_of(host: str) -> str:
+    """Returns the name of a client at an address: an IPv6 client has a network of 2^64 addresses (RFC 6177)."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    if address.ipv4_mapped is not None:
+        return str(address.ipv4_mapped)
+    return str(ipaddress.ip_network((address, _IPV6_PREFIX_LEN), strict=False))
 
 
 @dataclass
@@ -293,8 +317,7 @@ class FirstMessages(grpc.aio.ServerInterceptor):
                 last.is_dropped = True
                 self._waiting.discard(last)
                 last.task.cancel()
-        peer, _, _port = context.peer().rpartition(":")
-        waiting = _Waiting(peer, asyncio.get_running_loop().time(), task)
+        waiting = _Waiting(peer_of_context(context), asyncio.get_running_loop().time(), task)
         self._waiting.add(waiting)
         return waiting
 

@@ -20,6 +20,7 @@ LINKED = (
     "client",
     "offline",
     "training",
+    "plugins",
 )
 PACKAGES = (*LINKED, "benchmarks", "models", "tests", "docs")
 

@@ -17,6 +17,11 @@ def certify(context: typer.Context) -> None:
     _become("outrider.engine.certify", context.args)
 
 
+def drafter(context: typer.Context) -> None:
+    """Serve draft tokens to gateways and to other engines; `outrider drafter --help` lists the options."""
+    _become("outrider.drafter_service", context.args)
+
+
 def verify(context: typer.Context) -> None:
     """Draw every token of an answer with a receipt again; `outrider verify --help` lists the options."""
     _become("outrider.offline.verify", context.args)

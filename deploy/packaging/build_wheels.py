@@ -1,9 +1,10 @@
-"""Builds three wheels into a folder: `outrider` (everything), `outrider-client` (no torch), `outrider-audit`.
+"""Builds the wheels: `outrider` (everything), `outrider-client` (no torch), `outrider-audit` and `outrider-vllm`.
 
     python deploy/packaging/build_wheels.py dist        # after `make protos`: the generated code goes into the wheels
 
 All come from the one pyproject.toml: one version, and the client's dependencies are a part of the server's. The audit's
-is the folder `client/audit` alone, as the package `outrider_audit`. Each is built from a copy with what users need: the
+is the folder `client/audit` alone, as the package `outrider_audit`. `outrider-vllm` is what vLLM loads; it has no
+generated code, so its dependencies are as old as vLLM's. Each is built from a copy with what users need: the
 generated code refuses runtimes older than its generator, so the wheels that have it ask for the versions that it
 names. Not here: installing them (try_wheel.sh, test_client_wheel.py).
 """
@@ -28,6 +29,13 @@ NOT_FOR_CLIENTS = {"uvloop"}
 CLIENT_DESCRIPTION = "Python client and command line of Outrider: lossless speculative decoding for LLM serving"
 AUDIT_DESCRIPTION = "Tests over HTTP whether a server's speculative decoding changes its output"
 AUDIT_NEEDS = {"httpx", "numpy"}
+VLLM_DESCRIPTION = "Outrider's drafters for vLLM: a proposer that asks them over gRPC"
+VLLM_PARTS = (
+    *("__init__.py", "py.typed", "vllm.py", "plugins", "v1/descriptors.binpb", "shared/__init__.py"),
+    *("shared/checkpoint/__init__.py", "shared/checkpoint/tokenizer_digest.py"),
+)
+# The oldest that it was run with; vLLM pins its own.
+VLLM_NEEDS = ["grpcio>=1.66,<2", "numpy>=1.26,<3", "protobuf>=5.29.6,<8"]
 _IGNORED = shutil.ignore_patterns("__pycache__", "*.py[co]", "*.nb[ci]", "node_modules", "web")
 _GRPC = re.compile(r"^GRPC_GENERATED_VERSION = '([\d.]+)'$", re.MULTILINE)
 _PROTOBUF = re.compile(r"^# Protobuf Python Version: ([\d.]+)$", re.MULTILINE)
@@ -76,6 +84,11 @@ def audit_project(project: Mapping[str, Any]) -> dict[str, Any]:
     return {**kept, **named}
 
 
+def vllm_project(project: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {name: value for name, value in project.items() if name not in ("optional-dependencies", "scripts")}
+    return {**kept, "name": "outrider-vllm", "description": VLLM_DESCRIPTION, "dependencies": VLLM_NEEDS}
+
+
 def toml_tables(project: Mapping[str, Any]) -> str:
     """A pyproject.toml of text, lists and tables of them: in TOML they are written as in JSON."""
     tables = {name: value for name, value in project.items() if isinstance(value, dict)}
@@ -101,7 +114,7 @@ def build_from(project: Mapping[str, Any], sources: Mapping[Path, str], target: 
         stage = Path(folder)
         for source, place in sources.items():
             copy = stage / place
-            copy.parent.mkdir(exist_ok=True)
+            copy.parent.mkdir(parents=True, exist_ok=True)
             if source.is_dir():
                 shutil.copytree(source, copy, ignore=_IGNORED)
             else:
@@ -120,6 +133,7 @@ def main(target: Path) -> None:
     everything = [entry.name for entry in (ROOT / "outrider").iterdir() if entry.name != "__pycache__"]
     build(server_project(settings["project"]), everything, floors, target)
     build(client_project(settings["project"]), CLIENT_PARTS, floors, target)
+    build(vllm_project(settings["project"]), VLLM_PARTS, {}, target)
     audit = {ROOT / "client/audit": "outrider_audit", ROOT / "docs/auditing.md": "README.md"}
     build_from(audit_project(settings["project"]), audit, target)
 

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from outrider.gateway.admission.auth import KeyRing
 from outrider.gateway.admission.body_budget import BodyBudget
 from outrider.gateway.admission.quotas import Quotas
 from outrider.gateway.config import GatewayConfig
-from outrider.shared.api_keys import ApiKey
+from outrider.shared.api_keys import ApiKey, KeyRing
 from outrider.shared.service import is_loopback
 
 

@@ -19,11 +19,12 @@ import grpc
 import grpc.aio
 
 from outrider.gateway.admission.admission import Admission
-from outrider.gateway.admission.auth import Caller, CallerContext, peer_of_context
+from outrider.gateway.admission.auth import Caller, CallerContext
 from outrider.gateway.admission.body_budget import Held
 from outrider.shared import rpc
 from outrider.shared.api_keys import ApiKey
 from outrider.shared.errors import OutriderError, ReaderTooSlow
+from outrider.shared.rpc import peer_of_context
 
 log = logging.getLogger(__name__)
 

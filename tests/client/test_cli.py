@@ -84,7 +84,10 @@ def bash_completion() -> str:
     ("words", "found"),
     [
         ("outrider b", "bench"),
-        ("outrider ", "up serve down status complete chat bench doctor demo audit certify verify train key version"),
+        (
+            "outrider ",
+            "up serve down status complete chat bench doctor demo drafter audit certify verify train key version",
+        ),
         ("outrider key ", "new"),
         ("outrider bench --request", "--request-rate"),
     ],

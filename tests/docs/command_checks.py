@@ -101,6 +101,9 @@ def _make(words: list[str]) -> None:
 def _outrider(words: list[str]) -> None:
     if _options(words[:1]):
         return
+    if words[0] == "drafter":  # passes its arguments on
+        _python(["-m", "outrider.drafter_service", *words[1:]])
+        return
     tree = command_tree()
     name = words[0]
     if len(words) > 1 and f"{name} {words[1]}" in tree:

@@ -100,6 +100,9 @@ class ServerCall:
     def code(self) -> grpc.StatusCode:
         return self._status[0]
 
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
 
 class ClientCall:
     """One call at its client; has what the product uses of grpc.aio's calls."""

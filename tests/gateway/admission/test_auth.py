@@ -18,11 +18,11 @@ from gateway_script import ScriptedService
 from gateway_servers import ALICE, BOB, GatewayServers, key_file, open_servers
 
 from outrider.gateway.admission import auth
-from outrider.gateway.admission.auth import KeyRing, caller_of, owner_of
+from outrider.gateway.admission.auth import caller_of, owner_of
 from outrider.gateway.config import GatewayConfig
 from outrider.gateway.request.types import ValidRequest
-from outrider.shared import rpc
-from outrider.shared.api_keys import key_line
+from outrider.shared import api_keys, rpc
+from outrider.shared.api_keys import KeyRing, key_line
 from outrider.shared.errors import ConfigError, Unauthenticated
 from outrider.v1 import gateway_pb2 as pb
 from outrider.v1 import gateway_pb2_grpc as pb_grpc
@@ -233,7 +233,7 @@ def test_every_entry_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     class Watched:
         compare_digest = staticmethod(counting)
 
-    monkeypatch.setattr(auth, "hmac", Watched)
+    monkeypatch.setattr(api_keys, "hmac", Watched)
     assert ring.find("Bearer or-key0").name == "key0"
     assert len(set(compared)) == 9
     with pytest.raises(Unauthenticated):

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from outrider.gateway.admission.auth import peer_of_context, peer_of_scope
+from outrider.gateway.admission.auth import peer_of_scope
+from outrider.shared.rpc import peer_of_context
 
 
 class Context:

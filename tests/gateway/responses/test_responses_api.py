@@ -14,9 +14,8 @@ from tool_forms import HERMES
 from tool_tokenizers import tokenizer_of
 
 from outrider.gateway.admission.admission import Admission
-from outrider.gateway.admission.auth import KeyRing
 from outrider.gateway.request.served import RequestLimits
-from outrider.shared.api_keys import key_line
+from outrider.shared.api_keys import KeyRing, key_line
 
 TEMPLATE = (
     "{{ tools[0].function.name if tools }};{% for m in messages %}"

@@ -1,0 +1,27 @@
+"""The digest by which a drafter and an engine of another make find out whether their token ids mean the same.
+
+Only the standard library: the proposer in another engine computes it too, without the rest of Outrider.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+
+def tokenizer_digest(folder: str | Path) -> str:
+    """Returns the SHA-256 of the ids and tokens in a folder's tokenizer.json; "" where there are none to be read.
+
+    Added tokens are left out: they differ between chat and base models that share all others.
+    """
+    try:
+        vocab = json.loads((Path(folder) / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
+        if isinstance(vocab, dict):
+            tokens = sorted((token_id, token) for token, token_id in vocab.items())
+        else:  # Unigram: tokens with their scores, in order
+            tokens = [(token_id, token) for token_id, (token, _) in enumerate(vocab)]
+        text = json.dumps(tokens)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return ""
+    return hashlib.sha256(text.encode()).hexdigest() if tokens else ""
