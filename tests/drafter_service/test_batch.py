@@ -276,8 +276,11 @@ async def test_every_call_needs_a_key(keyed: Tenants) -> None:
         stub: Any = drafter_pb2_grpc.DrafterStub(served.channel)
         for key in ("", "or-eve"):
             metadata = (("authorization", f"Bearer {key}"),) if key else ()
-            calls = [stub.Batch(metadata=metadata).read(), stub.Session(metadata=metadata).read()]
-            calls.append(stub.GetInfo(pb.GetDrafterInfoRequest(), metadata=metadata))
+            calls = [
+                stub.Batch(iter([pb.DraftBatchRequest()]), metadata=metadata).read(),
+                stub.Session(iter([pb.DrafterRequest()]), metadata=metadata).read(),
+                stub.GetInfo(pb.GetDrafterInfoRequest(), metadata=metadata),
+            ]
             for call in calls:
                 with pytest.raises(grpc.aio.AioRpcError) as refused:
                     await call
