@@ -37,7 +37,7 @@ class AutoDrafting:
         self._drafts: list[Drafted] = []
         self._waits_s: list[float] = []
         self._travels_s: list[float] = []
-        self._is_catch_up = False
+        self._is_catch_up = self._is_asked = False
         # Of the round in progress: drafts from predictions, the tokens they brought, and the seconds they added.
         self._num_predicted = self._predicted_tokens = 0
         self._predicted_s = 0.0
@@ -57,6 +57,7 @@ class AutoDrafting:
         self._drafts, self._waits_s, self._travels_s, self._is_catch_up = [], [], [], False
         self._num_predicted, self._predicted_tokens, self._predicted_s = 0, 0, 0.0
         autos = [(session, session.auto) for session in sessions if session.step is not None and session.auto]
+        self._is_asked = bool(autos) or any(session.local_drafts is not None for session in sessions)
         if not autos:
             return
         limits: dict[str, int] = {}
@@ -108,6 +109,9 @@ class AutoDrafting:
 
         num_sessions: those that decoded. draft_s: of local drafting.
         """
+        if not self._is_asked and not self._drafts:
+            self._policy.observe_plain(num_open, last_round.num_tokens, last_round.seconds)
+            return
         if 2 * self._num_predicted > num_sessions:
             return  # what is left of the round is mostly the cost model's error
         self._policy.observe(

@@ -185,6 +185,13 @@ class DraftLength:
         rows_s = self._rows_s(load, costs, length, self._of(method).proposed)
         return load.plain.mean_s + rows_s[length] + costs.time.seconds(length)
 
+    def observe_plain(self, num_open: int, tokens: int, seconds: float) -> None:
+        """Learns from a round of sessions that all decode without drafts by their own wish: it is no look's."""
+        load = self._enter(num_open)
+        if seconds > 0.0 and tokens > 0:
+            load.plain.add(tokens, seconds)
+            load.since_plain_s = 0.0
+
     # ---- the usual choice ----
 
     def _decide(self, load: LoadCosts, limits: Mapping[str, int]) -> Choice:

@@ -151,3 +151,13 @@ def test_one_round_that_takes_a_hundred_times_as_long_does_not_end_drafting() ->
     machine.policy.observe(RoundSample(1, 1, 4, 100 * PLAIN_S, [Drafted("head", 4, 4, 3)], 99 * PLAIN_S))
     machine.run(40)
     assert [choice.method for choice in machine.choices[-40:]].count("head") > 20
+
+
+def test_requests_without_drafts_between_two_answers_do_not_end_drafting() -> None:
+    """They are plain decoding: it needs no look, and what is usual stays so."""
+    machine = Machine({"head": 4}, {"head": 3}, 0.001)
+    machine.run(300)
+    for _ in range(600):
+        machine.policy.observe_plain(1, 1, PLAIN_S)
+    machine.run(30)
+    assert {choice.method for choice in machine.choices[-30:]} == {"head"}
