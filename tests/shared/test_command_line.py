@@ -98,12 +98,13 @@ LINES: dict[tuple[str, ...], str] = {
     ("audit",): "the following arguments are required: url",
     ("audit", NOBODY, "--nope"): "unrecognized arguments: --nope",
     ("verify",): "Missing argument 'file'",
-    ("verify", "nowhere", "--model", T): "nowhere: [Errno 2] No such file or directory",
+    ("verify", "nowhere", "--model", T): "nowhere: No such file or directory",
 }
 
 
 def test_the_lines_are_of_every_command() -> None:
-    commands = {name for name in typer.main.get_command(app).commands if name != "version"}  # type: ignore[attr-defined]
+    commands = set(typer.main.get_command(app).commands) - {"version", "drafter"}  # type: ignore[attr-defined]
+    # A service's command says what is wrong in its log.
     assert {words[0] for words in LINES} >= commands
 
 

@@ -65,7 +65,7 @@ LINES = {
     "verify no-file.json --model models/demo-target": "outrider: no-file.json: No such file or directory\n",
     "train auto no/such/folder": "MODEL: no/such/folder does not exist, and is no id of the Hugging Face Hub",
     "train auto models/demo-target --hours 0": "--hours must be above 0, not 0",
-    "doctor --device tpu": "--device must be cpu or cuda, not tpu",
+    "doctor --device tpu": "--device must be auto, cpu or cuda, not tpu",
     "key new": "Missing argument 'name'; `outrider key new --help` lists what there is",
 }
 
