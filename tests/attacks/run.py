@@ -71,7 +71,8 @@ def _client(stack: AttackedStack, key: str) -> httpx.AsyncClient:
         base_url=stack.state.url,
         headers={"Authorization": f"Bearer {key}"},
         timeout=_TIMEOUT_S,
-        limits=httpx.Limits(max_connections=None),
+        # Not kept: a server closes idle connections, perhaps while the next request is on its way.
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=0),
     )
 
 
