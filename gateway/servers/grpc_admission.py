@@ -24,7 +24,6 @@ from outrider.gateway.admission.body_budget import Held
 from outrider.shared import rpc
 from outrider.shared.api_keys import ApiKey
 from outrider.shared.errors import OutriderError, ReaderTooSlow
-from outrider.shared.rpc import peer_of_context
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +56,7 @@ class GrpcAdmission(grpc.aio.ServerInterceptor):
         method: Any = handler.unary_stream  # typed for sync servers; ours is an async generator
 
         async def serve(request: Any, context: Any) -> None:
-            peer = peer_of_context(context)
+            peer = rpc.peer_of_context(context)
             try:
                 with self._admission.quotas.admit(key, peer) as account:
                     owner = "" if key is None else key.name
