@@ -18,6 +18,8 @@ class DrafterConfig(MethodSettings, ServiceSettings):
         "requests as its quota of sessions. Outrider's own gateways send none: they have certificates.",
     )
     max_sessions_per_peer: int = setting(
-        0, "Sessions of one key, or without keys of one address; 0: as many as --max-num-seqs.", minimum=0
+        0,
+        "Most sessions of a key, or of an address where no key is required; 0: only --max-num-seqs limits.",
+        minimum=0,
     )
     drain_s: float = setting(10.0, "Seconds that running sessions may continue after SIGTERM.", minimum=0)
