@@ -21,7 +21,7 @@ from outrider.engine.errors import ModelRefused
 from outrider.engine.model.loaded import LoadedModel
 from outrider.engine.model.local_model import local_model
 from outrider.engine.numerics import measure_numerics
-from outrider.engine.recurrent.memory import CPU_CACHE_MB, GpuMemory, describe_slots, plan_memory
+from outrider.engine.recurrent.memory import CPU_CACHE_MB, describe_slots, gpu_cache_bytes, plan_memory
 from outrider.engine.run.runner import ModelRunner
 from outrider.engine.sampling.coupling import NOISE_VERSION, compiled_race
 from outrider.engine.sampling.host_sampling import compiled_acceptance
@@ -162,7 +162,7 @@ def _cache_bytes(config: VerifierConfig, loaded: LoadedModel) -> int:
     drafting = sum(file.stat().st_size for folder in drafts for file in folder.iterdir())
     drafting += (len(drafts) * config.local_kv_cache_mb) << 20
     logits = 6 * config.max_num_batched_tokens * loaded.vocab_size  # as they are, and in float32
-    cache_bytes = GpuMemory(total, free, drafting + logits).cache_bytes(config.gpu_memory_utilization)
+    cache_bytes = gpu_cache_bytes(config.gpu_memory_utilization, total, free, drafting + logits)
     # Heads read hidden states, which are kept for each position too (engine/attention/hidden_store).
     position_bytes = loaded.bytes_per_block(config.block_size) / config.block_size
     hidden_bytes = _HEAD_LAYERS * loaded.hidden_size * loaded.dtype.itemsize if drafts else 0

@@ -21,30 +21,25 @@ _SLOTS_SHARE = 0.5
 
 
 @dataclass(frozen=True)
-class GpuMemory:
-    """Bytes of a GPU's memory once the target's weights are there. drafting: what will be taken later."""
-
-    total: int
-    free: int
-    drafting: int = 0
-
-    def cache_bytes(self, utilization: float) -> int:
-        """Returns what a share of the memory leaves for a cache. Raises ConfigError if that is nothing."""
-        taken = self.total - self.free + self.drafting + _WORKSPACE_BYTES
-        left = int(utilization * self.total) - taken
-        if left <= 0:
-            raise ConfigError(
-                f"--gpu-memory-utilization {utilization:g}: nothing is left for the KV cache: weights, drafting and "
-                f"workspace take {taken >> 20} of {self.total >> 20} MiB; give a larger share, or {FLAG}",
-                param="gpu_memory_utilization",
-            )
-        return left
-
-
-@dataclass(frozen=True)
 class MemoryPlan:
     num_blocks: int
     num_slots: int  # 0: the model has no recurrent layers
+
+
+def gpu_cache_bytes(utilization: float, total: int, free: int, drafting: int = 0) -> int:
+    """Returns the bytes that a share of a GPU's memory leaves for a cache, once the target's weights are there.
+
+    total, free: bytes of the GPU. drafting: bytes that will be taken later. Raises ConfigError if nothing is left.
+    """
+    taken = total - free + drafting + _WORKSPACE_BYTES
+    left = int(utilization * total) - taken
+    if left <= 0:
+        raise ConfigError(
+            f"--gpu-memory-utilization {utilization:g}: nothing is left for the KV cache: weights, drafting and "
+            f"workspace take {taken >> 20} of {total >> 20} MiB; give a larger share, or {FLAG}",
+            param="gpu_memory_utilization",
+        )
+    return left
 
 
 def plan_memory(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outrider.engine.recurrent.memory import GpuMemory, describe_slots, plan_memory
+from outrider.engine.recurrent.memory import describe_slots, gpu_cache_bytes, plan_memory
 from outrider.shared.errors import ConfigError
 
 MB = 2**20
@@ -55,7 +55,7 @@ def test_the_log_says_how_much_would_be_enough(max_num_seqs: int) -> None:
 
 def test_a_cache_takes_what_a_share_of_the_gpu_leaves() -> None:
     gib = 1 << 30
-    assert GpuMemory(80 * gib, 64 * gib, drafting=3 * gib).cache_bytes(0.5) == (40 - 16 - 3 - 1) * gib
+    assert gpu_cache_bytes(0.5, 80 * gib, 64 * gib, drafting=3 * gib) == (40 - 16 - 3 - 1) * gib
     with pytest.raises(ConfigError, match="nothing is left") as refused:
-        GpuMemory(24 * gib, 4 * gib).cache_bytes(0.85)
+        gpu_cache_bytes(0.85, 24 * gib, 4 * gib)
     assert refused.value.param == "gpu_memory_utilization"
