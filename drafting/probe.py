@@ -22,13 +22,15 @@ from outrider.shared.errors import OutriderError
 
 
 def probe(folders: list[str]) -> dict[str, Any]:
+    features = binding.get_host_cpu_features()
     return {
         "torch": torch.__version__,
         "num_cores": len(os.sched_getaffinity(0)),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        # Needed for fast linear layers of a bfloat16 model (same check as kernels/linear).
+        # One of them is needed for fast linear layers of a bfloat16 model (same checks as kernels/linear).
+        "has_avx512_bf16": bool(features.get("avx512bf16", False)),
+        "has_avx2": all(features.get(name, False) for name in ("avx2", "fma", "f16c")),
         "has_onednn_bfloat16": bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()),
-        "has_avx512_bf16": bool(binding.get_host_cpu_features().get("avx512bf16", False)),
         "gpus": _gpus(),
         "has_nvidia_driver": Path("/proc/driver/nvidia/version").is_file(),
         "cuda_of_torch": torch.version.cuda,

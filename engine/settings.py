@@ -25,7 +25,7 @@ class ModelSettings:
     packed_arithmetic: str = setting(
         "auto",
         "Products of quantised weights: int8 rounds each group of activations to 8 bits and sums integers "
-        "(faster; needs VNNI on a CPU), bf16 does neither; auto takes int8 where its error is measured to be small.",
+        "(faster; needs AVX2 on a CPU), bf16 does neither; auto takes int8 where its error is measured to be small.",
         choices=("auto", "bf16", "int8"),
     )
     enforce_eager: bool = setting(False, "No CUDA graphs, and no recorded forwards on the CPU.")

@@ -148,7 +148,7 @@ def _on_cpu(device: torch.device, dtype: torch.dtype, arithmetic: str) -> CodeKe
     from outrider.kernels.linear.int8 import cpu_panels as int8
 
     if arithmetic == "int8" and dtype == torch.bfloat16 and not int8.supports(dtype):
-        raise BackendUnavailable("packed_arithmetic='int8': this CPU has no VNNI; use 'auto' or 'bf16'")
+        raise BackendUnavailable("packed_arithmetic='int8': this CPU has neither VNNI nor AVX2; use 'auto' or 'bf16'")
     has_int8, has_bf16 = arithmetic != "bf16" and int8.supports(dtype), bf16.supports(dtype)
     if not has_int8 and not has_bf16:
         return None

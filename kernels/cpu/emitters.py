@@ -15,8 +15,9 @@ from llvmlite import binding, ir
 
 LANES = 16
 VECTOR_BYTES = 4 * LANES
-F32, I16, I32, I64 = ir.FloatType(), ir.IntType(16), ir.IntType(32), ir.IntType(64)
+F32, I8, I16, I32, I64 = ir.FloatType(), ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 VF32, VI16, VI32 = (ir.VectorType(element, LANES) for element in (F32, I16, I32))
+BYTES = ir.VectorType(I8, VECTOR_BYTES)
 
 Builder: TypeAlias = ir.IRBuilder
 Value: TypeAlias = ir.Value
@@ -40,8 +41,15 @@ VBF16 = ir.VectorType(_BFloat(), 2 * LANES)
 
 @functools.cache
 def has_dot_pairs() -> bool:
-    """Returns whether the CPU has AVX512-BF16, which `dot_pairs` needs."""
+    """Returns whether the CPU has AVX512-BF16: `dot_pairs` is one instruction, and there are 32 registers."""
     return bool(binding.get_host_cpu_features().get("avx512bf16", False))
+
+
+@functools.cache
+def multiplies_pairs() -> bool:
+    """Returns whether `dot_pairs` is fast here: with AVX512-BF16, or in two steps with the FMA of an x86-64 CPU."""
+    features = binding.get_host_cpu_features()
+    return has_dot_pairs() or all(features.get(name, False) for name in ("avx2", "fma", "f16c"))
 
 
 def splat(builder: Builder, scalar: Value) -> Value:
@@ -73,11 +81,61 @@ def fma(builder: Builder, left: Value, right: Value, addend: Value) -> Value:
     return builder.call(function, [left, right, addend])
 
 
+def halves_of_pairs(builder: Builder, pairs: Value) -> tuple[Value, Value]:
+    """The two bf16 of each 32-bit lane, the lower (even) first, as floats: exact."""
+    even, odd = builder.shl(pairs, ints(16)), builder.and_(pairs, ints(-(1 << 16)))
+    return builder.bitcast(even, VF32), builder.bitcast(odd, VF32)
+
+
 def dot_pairs(builder: Builder, total: Value, left: Value, right: Value) -> Value:
-    """total + left[odd] * right[odd], + left[even] * right[even], each addition rounded."""
+    """total + left[odd] * right[odd], + left[even] * right[even], each addition rounded.
+
+    A product of two bf16 is exact in fp32, so FMA rounds like `vdpbf16ps`, except that it keeps denormal numbers.
+    """
+    if not has_dot_pairs():
+        (left_even, left_odd), (right_even, right_odd) = (
+            halves_of_pairs(builder, builder.bitcast(pairs, VI32)) for pairs in (left, right)
+        )
+        return fma(builder, left_even, right_even, fma(builder, left_odd, right_odd, total))
     function_type = ir.FunctionType(VF32, [VF32, VBF16, VBF16])
     function = builder.module.declare_intrinsic("llvm.x86.avx512bf16.dpbf16ps.512", fnty=function_type)
     return builder.call(function, [total, builder.bitcast(left, VBF16), builder.bitcast(right, VBF16)])
+
+
+def look_up_bytes(builder: Builder, table: Value, indices: Value) -> Value:
+    """Byte i of the result is table[i // 16 * 16 + indices[i]]; indices 0 to 15; 64 bytes each."""
+    names = "llvm.x86.avx512.pshuf.b.512", "llvm.x86.avx2.pshuf.b"
+    is_wide = bool(binding.get_host_cpu_features().get("avx512bw", False))
+    return call_on_registers(builder, names, I8, [table, indices], is_wide=is_wide)
+
+
+def call_on_registers(
+    builder: Builder, names: tuple[str, str], element: ir.Type, operands: Sequence[Value], *, is_wide: bool
+) -> Value:
+    """An intrinsic of vectors of 64 bytes, whose results have the elements given, or two of it on their halves.
+
+    names: of the intrinsic for 64 bytes, and for 32. is_wide: the CPU has the former.
+    """
+    lanes = 8 * VECTOR_BYTES // element.width
+
+    def call(name: str, num_lanes: int, parts: Sequence[Value]) -> Value:
+        function_type = ir.FunctionType(ir.VectorType(element, num_lanes), [part.type for part in parts])
+        return builder.call(builder.module.declare_intrinsic(name, fnty=function_type), parts)
+
+    if is_wide:
+        return call(names[0], lanes, operands)
+    sides = (call(names[1], lanes // 2, [_side(builder, part, side) for part in operands]) for side in (0, 1))
+    return builder.shuffle_vector(*sides, _places(0, lanes))
+
+
+def _side(builder: Builder, vector: Value, side: int) -> Value:
+    """The lower or upper half of a vector."""
+    lanes = vector.type.count // 2
+    return builder.shuffle_vector(vector, vector, _places(side * lanes, (side + 1) * lanes))
+
+
+def _places(start: int, end: int) -> ir.Constant:
+    return ir.Constant(ir.VectorType(I32, end - start), list(range(start, end)))
 
 
 def offset(builder: Builder, address: Value, byte_stride: Value | int, count: Value | int) -> Value:

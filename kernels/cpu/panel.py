@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -23,6 +23,7 @@ from outrider.kernels.cpu.emitters import (
     dot_pairs,
     floats,
     fma,
+    halves_of_pairs,
     has_dot_pairs,
     ints,
     load,
@@ -137,7 +138,7 @@ def transpose(builder: Builder, rows: list[Value]) -> list[Value]:
 
 def make_transposing_load(
     load_vector: Callable[[Builder, Value], Value],
-    parts_of: Callable[[Builder, Value], list[Value]] = lambda _builder, column: [column],
+    parts_of: Callable[[Builder, Value], Sequence[Value]] = lambda _builder, column: [column],
 ) -> Any:
     """target[i, 0..16) = element i of the 16 vectors whose addresses are listed at `addresses`.
 
@@ -158,17 +159,11 @@ def make_transposing_load(
     return transposing_load
 
 
-def _halves(builder: Builder, pair: Value) -> list[Value]:
-    """Two bf16 of each lane, the lower first, as fp32."""
-    even, odd = builder.shl(pair, ints(16)), builder.and_(pair, ints(-(1 << 16)))
-    return [builder.bitcast(bits, VF32) for bits in (even, odd)]
-
-
 transposing_load_f32 = make_transposing_load(lambda b, address: load(b, address, VF32, 4))
 transposing_load_bf16 = make_transposing_load(lambda b, address: widen_bf16(b, load(b, address, VI16, 2)))
 transposing_load_words = make_transposing_load(lambda b, address: load(b, address, VI32, 2))
 # of 32 elements of each vector, transposed as pairs: half of the shuffles
-transposing_load_bf16_pairs = make_transposing_load(lambda b, address: load(b, address, VI32, 2), _halves)
+transposing_load_bf16_pairs = make_transposing_load(lambda b, address: load(b, address, VI32, 2), halves_of_pairs)
 
 
 @operation(types.void, _i, _i, _i)

@@ -35,6 +35,7 @@ from outrider.kernels.cpu.emitters import (
     floats,
     fma,
     fold,
+    has_dot_pairs,
     ints,
     larger,
     load,
@@ -105,6 +106,12 @@ def for_each(*numbers: Sequence[int]) -> Callable[[Callable[..., None]], Callabl
         return choose
 
     return decorate
+
+
+@operation(_i)
+def has_wide_pairs(_builder: Builder) -> Value:
+    """A constant of the code that is compiled: 1 if `has_dot_pairs`, else 0."""
+    return ir.Constant(I64, int(has_dot_pairs()))
 
 
 @operation(_f, _i)

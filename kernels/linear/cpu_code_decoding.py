@@ -28,7 +28,17 @@ from collections.abc import Iterator
 import torch
 from llvmlite import ir
 
-from outrider.kernels.cpu.emitters import LANES, VBF16, VECTOR_BYTES, Builder, Value, load, offset
+from outrider.kernels.cpu.emitters import (
+    LANES,
+    VBF16,
+    VECTOR_BYTES,
+    Builder,
+    Value,
+    has_dot_pairs,
+    load,
+    look_up_bytes,
+    offset,
+)
 from outrider.kernels.linear.cpu_panel_coding import PANEL_COLUMNS, TABLE_BYTES, interleaved
 
 I4, I5, I6, I8, E4M3, BF16 = range(6)
@@ -36,6 +46,18 @@ NAMES = ("i4", "i5", "i6", "i8", "e4m3", "bf16")
 LINE_BYTES = (64, 80, 96, 128, 128, 256)
 # kinds that look values up -> values of their tables
 TABLE_VALUES = {I4: TABLE_BYTES, I5: 32, I6: 64}
+
+
+def decodes(kind: int) -> bool:
+    """Returns whether this CPU has the instructions that decode a kind."""
+    return kind not in (I5, I6) or has_dot_pairs()
+
+
+def kind_of(num_values: int) -> int:
+    """The smallest kind for int8 codes of so many different values."""
+    return next((kind for kind, most in TABLE_VALUES.items() if num_values <= most and decodes(kind)), I8)
+
+
 _VECTORS = PANEL_COLUMNS // LANES
 _F32, _I8, _I16, _I32 = ir.FloatType(), ir.IntType(8), ir.IntType(16), ir.IntType(32)
 _VF32, _VI32, _CODES = ir.VectorType(_F32, LANES), ir.VectorType(_I32, LANES), ir.VectorType(_I8, LANES)
@@ -61,15 +83,13 @@ class LineDecoder:
         self._kind = kind
         if kind == I4:
             self._tables = [self._table(offset(builder, table, TABLE_BYTES, place)) for place in range(2)]
-            look_up = ir.FunctionType(_BYTES, [_BYTES, _BYTES])
-            self._look_up = builder.module.declare_intrinsic("llvm.x86.avx512.pshuf.b.512", fnty=look_up)
         elif kind in (I5, I6):
             places = range(TABLE_VALUES[kind] // 32)
             self._tables = [load(builder, offset(builder, table, VECTOR_BYTES, place), _WORDS, 1) for place in places]
             name = "permvar.hi" if kind == I5 else "vpermi2var.hi"
             look_up = ir.FunctionType(_WORDS, [_WORDS] * (1 + len(places)))
             self._look_up = builder.module.declare_intrinsic(f"llvm.x86.avx512.{name}.512", fnty=look_up)
-        elif kind != BF16:
+        elif kind != BF16 and has_dot_pairs():
             join = ir.FunctionType(VBF16, [_VF32, _VF32])
             self._join = builder.module.declare_intrinsic("llvm.x86.avx512bf16.cvtne2ps2bf16.512", fnty=join)
 
@@ -82,14 +102,23 @@ class LineDecoder:
             for indices in self._fives(line) if self._kind == I5 else self._sixes(line):
                 first, *second = self._tables
                 words = self._builder.call(self._look_up, [first, indices, *second] if second else [first, indices])
-                yield self._builder.bitcast(words, VBF16)
+                yield self._builder.bitcast(words, _VI32)
             return
         for vector in range(_VECTORS):
             if self._kind == BF16:
-                yield load(self._builder, offset(self._builder, line, VECTOR_BYTES, vector), VBF16, 2)
+                yield load(self._builder, offset(self._builder, line, VECTOR_BYTES, vector), _VI32, 2)
             else:
                 lower, upper = (self._floats(offset(self._builder, line, LANES, 2 * vector + i)) for i in range(2))
-                yield self._builder.call(self._join, [upper, lower])
+                yield self._joined(lower, upper)
+
+    def _joined(self, lower: Value, upper: Value) -> Value:
+        """Floats that bf16 holds exactly, as pairs: the lower 16, then the upper."""
+        builder = self._builder
+        if has_dot_pairs():
+            return builder.bitcast(builder.call(self._join, [upper, lower]), _VI32)
+        words = [builder.bitcast(floats, ir.VectorType(_I16, 2 * LANES)) for floats in (lower, upper)]
+        odd = ir.Constant(ir.VectorType(_I32, 2 * LANES), list(range(1, 4 * LANES, 2)))
+        return builder.bitcast(builder.shuffle_vector(*words, odd), _VI32)
 
     def _table(self, address: Value) -> Value:
         """The 16 bytes at an address, in each of the four lanes of `vpshufb`."""
@@ -106,10 +135,10 @@ class LineDecoder:
                     builder.lshr(builder.bitcast(both, _WORDS), ir.Constant(_WORDS, [4] * 32)), _BYTES
                 )
             names = builder.and_(both, ir.Constant(_BYTES, [15] * 64))
-            lower, upper = (builder.call(self._look_up, [table, names]) for table in self._tables)
+            lower, upper = (look_up_bytes(builder, table, names) for table in self._tables)
             for side in range(2):
                 pairs = builder.shuffle_vector(lower, upper, ir.Constant(_PLACES, interleaved(side)))
-                yield builder.bitcast(pairs, VBF16)
+                yield builder.bitcast(pairs, _VI32)
 
     def _fives(self, line: Value) -> Iterator[Value]:
         """Words whose lower five bits are the indices of a vector."""

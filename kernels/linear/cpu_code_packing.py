@@ -77,7 +77,7 @@ def _lines(numbers: torch.Tensor, dtype: torch.dtype) -> tuple[int, torch.Tensor
     if dtype != torch.float8_e4m3fn:
         is_filled_up = numbers.shape[1] % 2 or len(numbers) % coding.PANEL_COLUMNS
         found = sorted({*bytes_in(numbers), *([0] if is_filled_up else [])})
-        kind = next((kind for kind, size in decoding.TABLE_VALUES.items() if len(found) <= size), decoding.I8)
+        kind = decoding.kind_of(len(found))
     index_of = np.zeros(256, dtype=np.uint8)
     index_of[found] = np.arange(len(found), dtype=np.uint8)
     num_panels = -(-len(numbers) // coding.PANEL_COLUMNS)

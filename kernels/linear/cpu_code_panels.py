@@ -1,8 +1,8 @@
-"""Row-invariant linears on quantised weights, for CPUs with AVX512-BF16: codes stay packed, and no weight is rounded.
+"""Row-invariant linears on quantised weights, for the CPUs of cpu_panels: codes stay packed, and no weight is rounded.
 
 The law is coded_reference's. A weight whose codes have at most 16, 32 or 64 values takes 4, 5 or 6 bits each, any
-other 8 bits; scales take 8 bits and the file's steps where it has them so, else 16 bits where float16 holds them
-exactly. AMX is not used: it sums in another order.
+other 8 bits (without AVX512-BF16: 4 or 8); scales take 8 bits and the file's steps where it has them so, else 16 bits
+where float16 holds them exactly. AMX is not used: it sums in another order.
 Needs numba.
 """
 

@@ -3,7 +3,8 @@
 Few rows: lines are decoded in registers, where a group's sums lie too; totals lie there up to three rows, else in
 memory. More rows: a chunk of whole groups is decoded once into scratch memory in L1, and read by three rows at a time.
 The order of a row's additions is the same in all cases.
-Needs AVX512-BF16 (checked by the caller) and numba.
+Without AVX512-BF16 there are 16 registers of eight floats: chunks are always decoded, and read by columns of 16.
+Needs a CPU of cpu_panels.supports (checked by the caller) and numba.
 """
 
 from __future__ import annotations
@@ -23,16 +24,17 @@ from outrider.kernels.cpu.emitters import (
     emit_prefetch,
     floats,
     fma,
+    has_dot_pairs,
     load,
     offset,
     splat,
     store,
 )
 from outrider.kernels.cpu.record import record_types
-from outrider.kernels.cpu.simd import for_each, operation, vsplat, vstore
-from outrider.kernels.linear.cpu_code_decoding import BF16, E4M3, I4, I5, I6, I8, LINE_BYTES, LineDecoder
+from outrider.kernels.cpu.simd import for_each, has_wide_pairs, operation, vsplat, vstore
+from outrider.kernels.linear.cpu_code_decoding import BF16, E4M3, I4, I5, I6, I8, LINE_BYTES, LineDecoder, decodes
 from outrider.kernels.linear.cpu_panel_coding import CHUNK_LINES, PANEL_COLUMNS, pointer
-from outrider.kernels.linear.cpu_panel_tiles import CHUNK_BYTES, ROW_BYTES, TILE_ROWS, finish
+from outrider.kernels.linear.cpu_panel_tiles import CHUNK_BYTES, NARROW_BYTES, ROW_BYTES, TILE_ROWS, finish
 
 _VECTORS = PANEL_COLUMNS // LANES
 SCRATCH_BYTES = CHUNK_BYTES + TILE_ROWS * ROW_BYTES
@@ -41,7 +43,7 @@ _AHEAD_BYTES = 3072
 # rows of one pass, and rows up to which lines are decoded in registers, as of coded bf16 panels
 _MAX_GROUP_ROWS = 6
 _MAX_ROWS_DECODED_IN_REGISTERS = 12
-# rows of one pass over decoded lines; their sums and totals fit in 32 registers
+# rows of one pass over decoded lines; their sums and totals fit in 32 registers; NARROW_BYTES of each: sums in 16
 _MAX_ROWS_WITH_TOTALS_IN_REGISTERS = 3
 _F32, _I32, _I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 _VF32, _VF16 = ir.VectorType(_F32, LANES), ir.VectorType(ir.HalfType(), LANES)
@@ -110,11 +112,17 @@ def _emit_add(
     first_group: Value,
     totals: Value,
 ) -> None:
-    """Add the groups of num_lines lines to totals[r, :]; the first line begins a group."""
+    """Add the groups of num_lines lines to totals[r, :]; the first line begins a group.
+
+    On a CPU without `has_dot_pairs`: for the first NARROW_BYTES of totals alone, of decoded lines alone.
+    """
+    if kind != BF16 and not has_dot_pairs():
+        return
+    num_vectors = _VECTORS if has_dot_pairs() else NARROW_BYTES // VECTOR_BYTES
     decoder = LineDecoder(builder, kind, table)
-    cells = [(r, v) for r in range(num_rows) for v in range(_VECTORS)]
+    cells = [(r, v) for r in range(num_rows) for v in range(num_vectors)]
     sums, going_on = ({cell: cgutils.alloca_once(builder, _VF32) for cell in cells} for _ in range(2))
-    factors = [cgutils.alloca_once(builder, _VF32) for _ in range(_VECTORS)]
+    factors = [cgutils.alloca_once(builder, _VF32) for _ in range(num_vectors)]
     rows = [offset(builder, x, x_stride, r) for r in range(num_rows)]
     places = {(r, v): offset(builder, offset(builder, totals, ROW_BYTES, r), VECTOR_BYTES, v) for r, v in cells}
     stay = num_rows <= _MAX_ROWS_WITH_TOTALS_IN_REGISTERS
@@ -132,10 +140,10 @@ def _emit_add(
             line = offset(builder, lines, LINE_BYTES[kind], j)
             for byte in range(0, LINE_BYTES[kind], VECTOR_BYTES) if kind != BF16 else ():
                 emit_prefetch(builder, builder.add(line, ir.Constant(_I64, _AHEAD_BYTES + byte)))
-            columns = list(decoder.vectors(line))
+            columns = list(decoder.vectors(line))[:num_vectors]
             for r in range(num_rows):
                 pair = splat(builder, load(builder, offset(builder, rows[r], 4, j), _I32, 2))
-                for v in range(_VECTORS):
+                for v in range(num_vectors):
                     builder.store(dot_pairs(builder, builder.load(sums[r, v]), pair, columns[v]), sums[r, v])
         step = builder.ashr(builder.add(first_group, group), step_shift)
         load_factors(builder, scales, scale_bytes, group, scale_steps, step, factors)
@@ -147,7 +155,7 @@ def _emit_add(
             for r in range(num_rows):
                 row = offset(builder, x_sums, x_sums_stride, r)
                 sum_of_x = splat(builder, load(builder, offset(builder, row, 4, group), _F32, 4))
-                for v in range(_VECTORS):
+                for v in range(num_vectors):
                     total = fma(builder, sum_of_x, builder.load(factors[v]), builder.load(going_on[r, v]))
                     builder.store(total, going_on[r, v])
         for cell in () if stay else cells:
@@ -164,7 +172,7 @@ _add_decoded = _operation(for_each((BF16,), range(1, _MAX_ROWS_WITH_TOTALS_IN_RE
 def load_factors(
     builder: Builder, address: Value, num_bytes: Value, group: Value, steps: Value, step: Value, factors: list[Value]
 ) -> None:
-    """The 64 scales or minimums of a group, widened, to `factors`."""
+    """Scales or minimums of a group, widened, to `factors`: those of the 64 columns from `address` on, or the first."""
     place = builder.add(address, builder.mul(builder.mul(num_bytes, group), ir.Constant(_I64, PANEL_COLUMNS)))
     with builder.if_else(builder.icmp_signed("==", num_bytes, ir.Constant(_I64, 2))) as (halves, others):
         with halves:
@@ -190,6 +198,8 @@ def _store_halves(builder: Builder, place: Value, factors: list[Value]) -> None:
 @for_each((I4, I5, I6, I8, E4M3))
 def _decode(builder: Builder, kind: int, lines: Value, num_lines: Value, table: Value, decoded: Value) -> None:
     """Decode lines to bf16 lines at `decoded`."""
+    if not decodes(kind):
+        return
     decoder = LineDecoder(builder, kind, table)
     with cgutils.for_range_slice(builder, _ZERO, num_lines, _ONE, _I64) as (j, _n):
         line = offset(builder, lines, LINE_BYTES[kind], j)
@@ -208,24 +218,29 @@ def _add_chunk(call, panel, first, num_lines, x, x_sums, num_rows, scratch):  # 
     scales = panel.scales + group_bytes
     minimums = 0 if panel.minimums == 0 else panel.minimums + group_bytes
     kind = panel.kind
-    if num_rows > _MAX_ROWS_DECODED_IN_REGISTERS:
+    if num_rows > _MAX_ROWS_DECODED_IN_REGISTERS or not has_wide_pairs():
         _decode(kind, lines, num_lines, panel.table, scratch)
         kind, lines = BF16, scratch
     group_rows = _MAX_ROWS_WITH_TOTALS_IN_REGISTERS if kind == BF16 else _MAX_GROUP_ROWS
     num_groups = (num_rows + group_rows - 1) // group_rows
+    pass_bytes = ROW_BYTES if has_wide_pairs() else NARROW_BYTES
     row = 0
     for group in range(num_groups):
         end = (group + 1) * num_rows // num_groups
-        products = (
-            kind, end - row, x + row * call.x_stride + 4 * first, call.x_stride, x_sums + row * call.x_sums_stride,
-            call.x_sums_stride, lines, num_lines, panel.group_lines, panel.table, scales, minimums, panel.scale_bytes,
-            panel.scale_steps, panel.minimum_steps, panel.step_shift, first_group,
-            scratch + CHUNK_BYTES + row * ROW_BYTES,
-        )  # fmt: skip
-        if kind == BF16:
-            _add_decoded(*products)
-        else:
-            _add_codes(*products)
+        for at in range(0, ROW_BYTES, pass_bytes):
+            column = at // 4
+            skipped = column * panel.scale_bytes
+            products = (
+                kind, end - row, x + row * call.x_stride + 4 * first, call.x_stride, x_sums + row * call.x_sums_stride,
+                call.x_sums_stride, lines + at, num_lines, panel.group_lines, panel.table, scales + skipped,
+                0 if minimums == 0 else minimums + skipped, panel.scale_bytes, panel.scale_steps + 2 * column,
+                panel.minimum_steps + 2 * column, panel.step_shift, first_group,
+                scratch + CHUNK_BYTES + row * ROW_BYTES + at,
+            )  # fmt: skip
+            if kind == BF16:
+                _add_decoded(*products)
+            else:
+                _add_codes(*products)
         row = end
 
 

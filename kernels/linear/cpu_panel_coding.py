@@ -23,7 +23,16 @@ from llvmlite import ir
 from numba import carray, njit, types
 from numba.core import cgutils
 
-from outrider.kernels.cpu.emitters import VECTOR_BYTES, Builder, Value, emit_prefetch, load, offset, store
+from outrider.kernels.cpu.emitters import (
+    VECTOR_BYTES,
+    Builder,
+    Value,
+    emit_prefetch,
+    load,
+    look_up_bytes,
+    offset,
+    store,
+)
 from outrider.kernels.cpu.record import record_types
 from outrider.kernels.cpu.simd import operation
 
@@ -151,8 +160,6 @@ class Decoder:
         places = ir.Constant(_VI32, [place % TABLE_BYTES for place in range(64)])
         self._builder = builder
         self._uppers = builder.shuffle_vector(uppers, uppers, places)
-        look_up_type = ir.FunctionType(_VI8, [_VI8, _VI8])
-        self._look_up = builder.module.declare_intrinsic("llvm.x86.avx512.pshuf.b.512", fnty=look_up_type)
 
     def vectors(self, line: Value) -> Iterator[Value]:
         """The four vectors of the coded line at an address, as 64 bytes each."""
@@ -162,7 +169,7 @@ class Decoder:
             if half == 1:
                 shifted = builder.lshr(builder.bitcast(names, _VI16), ir.Constant(_VI16, [4] * 32))
                 names = builder.bitcast(shifted, _VI8)
-            upper = builder.call(self._look_up, [self._uppers, builder.and_(names, ir.Constant(_VI8, [15] * 64))])
+            upper = look_up_bytes(builder, self._uppers, builder.and_(names, ir.Constant(_VI8, [15] * 64)))
             lower = load(builder, offset(builder, line, 64, half), _VI8, 1)
             for side in range(2):
                 yield builder.shuffle_vector(lower, upper, ir.Constant(_VI32, interleaved(side)))

@@ -1,8 +1,8 @@
 """Linears over panels, compiled: bf16 rows against panels of 64 weight columns, coded or plain.
 
-`vdpbf16ps` (AVX512-BF16, checked by the caller) adds to each float lane the product of a pair's odd elements, then of
-its even ones. Few rows: coded lines are decoded in registers. More rows: a chunk is decoded once into scratch memory in
-L1. The order of a row's additions is the same in all cases. Needs numba.
+`vdpbf16ps` (AVX512-BF16), or two FMAs in its place (AVX2), add to each float lane the product of a pair's odd elements,
+then of its even ones. Few rows: coded lines are decoded in registers. More rows, or AVX2: a chunk is decoded once into
+scratch memory in L1. The order of a row's additions is the same in all cases. Needs numba.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from outrider.kernels.cpu.emitters import (
     dot_pairs,
     emit_prefetch,
     floats,
+    has_dot_pairs,
     load,
     offset,
     splat,
@@ -29,6 +30,7 @@ from outrider.kernels.cpu.emitters import (
 from outrider.kernels.cpu.record import record_types
 from outrider.kernels.cpu.simd import (
     for_each,
+    has_wide_pairs,
     load_i32,
     operation,
     vadd,
@@ -51,6 +53,8 @@ from outrider.kernels.linear.cpu_panel_coding import (
 )
 
 _VECTORS = PANEL_COLUMNS // LANES
+# bytes; fp32 sums of the columns that one pass takes on a CPU with 16 registers of eight floats
+NARROW_BYTES = VECTOR_BYTES
 ROW_BYTES = PANEL_COLUMNS * 4  # fp32 sums of one row and panel
 CHUNK_BYTES = CHUNK_LINES * LINE_BYTES
 _CODED_CHUNK_BYTES = CHUNK_LINES * CODED_LINE_BYTES
@@ -59,8 +63,8 @@ TILE_ROWS = 128
 SCRATCH_BYTES = CHUNK_BYTES + 2 * TILE_ROWS * ROW_BYTES
 # bytes; prefetch distance. Other distances, or none, are 4-8 % slower at one row, 40 % at eight
 _AHEAD_BYTES = 3072
-# rows of one pass; sums, a line of weights and one pair fill 29 of 32 registers
-_MAX_GROUP_ROWS = 6
+# rows of one pass; sums, a line of weights and one pair fill 29 of 32 registers; NARROW_BYTES of each: 14 of 16
+_MAX_GROUP_ROWS, _MAX_NARROW_ROWS = 6, 4
 _F32, _I32, _I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 _VF32, _VI32 = ir.VectorType(_F32, LANES), ir.VectorType(_I32, LANES)
 _i = types.int64
@@ -70,7 +74,7 @@ def _make_add(*, coded: bool) -> Any:
     """sums[r, :] = (sums[r, :] if goes_on else 0) + the products of num_lines lines' pairs, in order.
 
     num_rows: at most _MAX_GROUP_ROWS. coded: the lines are coded by `table` and have no patches. Prefetches num_lines
-    coded lines at `ahead`.
+    coded lines at `ahead`. On a CPU without `has_dot_pairs`: for the first NARROW_BYTES of sums, of plain lines alone.
     """
 
     @operation(types.void, *[_i] * 9)
@@ -87,7 +91,10 @@ def _make_add(*, coded: bool) -> Any:
         sums: Value,
         goes_on: Value,
     ) -> None:
-        cells = [(r, v) for r in range(num_rows) for v in range(_VECTORS)]
+        if coded and not has_dot_pairs():
+            return
+        num_vectors = _VECTORS if has_dot_pairs() else NARROW_BYTES // VECTOR_BYTES
+        cells = [(r, v) for r in range(num_rows) for v in range(num_vectors)]
         rows = [offset(builder, x, x_stride, r) for r in range(num_rows)]
         places = {(r, v): offset(builder, offset(builder, sums, ROW_BYTES, r), VECTOR_BYTES, v) for r, v in cells}
         totals = {cell: cgutils.alloca_once(builder, _VF32) for cell in cells}
@@ -97,15 +104,15 @@ def _make_add(*, coded: bool) -> Any:
             builder.store(start, totals[cell])
         decoder = Decoder(builder, table) if coded else None
         with cgutils.for_range_slice(builder, ir.Constant(_I64, 0), num_lines, ir.Constant(_I64, 1), _I64) as (j, _n):
-            for byte in range(0, CODED_LINE_BYTES, VECTOR_BYTES):
+            for byte in range(0, CODED_LINE_BYTES if has_dot_pairs() else NARROW_BYTES, VECTOR_BYTES):
                 emit_prefetch(
                     builder, builder.add(offset(builder, ahead, CODED_LINE_BYTES, j), ir.Constant(_I64, byte))
                 )
             line = offset(builder, lines, CODED_LINE_BYTES if coded else LINE_BYTES, j)
-            columns = list(decoder.vectors(line) if decoder else _plain_vectors(builder, line))
+            columns = list(decoder.vectors(line) if decoder else _plain_vectors(builder, line, num_vectors))
             for r in range(num_rows):
                 pair = splat(builder, load(builder, offset(builder, rows[r], 4, j), _I32, 2))
-                for v in range(_VECTORS):
+                for v in range(num_vectors):
                     builder.store(dot_pairs(builder, builder.load(totals[r, v]), pair, columns[v]), totals[r, v])
         for cell in cells:
             store(builder, builder.load(totals[cell]), places[cell], 4)
@@ -113,11 +120,12 @@ def _make_add(*, coded: bool) -> Any:
     return add
 
 
-def _plain_vectors(builder: Builder, line: Value) -> list[Value]:
-    return [load(builder, offset(builder, line, VECTOR_BYTES, v), _VI32, 2) for v in range(_VECTORS)]
+def _plain_vectors(builder: Builder, line: Value, num_vectors: int) -> list[Value]:
+    return [load(builder, offset(builder, line, VECTOR_BYTES, v), _VI32, 2) for v in range(num_vectors)]
 
 
-# rows; up to here lines are decoded in registers, per group. Decoding a chunk instead: 8 % slower at 12, equal at 16
+# rows; up to here lines are decoded in registers, per group, if there are 32. Decoding a chunk instead: 8 % slower at
+# 12, equal at 16
 _MAX_ROWS_DECODED_IN_REGISTERS = 12
 _add_plain, _add_coded = _make_add(coded=False), _make_add(coded=True)
 
@@ -148,13 +156,15 @@ CallRecord, Call = record_types(CallFields)
 @njit
 def _add_lines(call, x, num_rows, lines, num_lines, table, ahead, sums, goes_on):  # type: ignore[no-untyped-def]
     """Add the products of some lines, for all rows in even groups; table: 0 if the lines are plain."""
-    num_groups = (num_rows + _MAX_GROUP_ROWS - 1) // _MAX_GROUP_ROWS
+    max_rows, pass_bytes = (_MAX_GROUP_ROWS, ROW_BYTES) if has_wide_pairs() else (_MAX_NARROW_ROWS, NARROW_BYTES)
+    num_groups = (num_rows + max_rows - 1) // max_rows
     row = 0
     for group in range(num_groups):
         end = (group + 1) * num_rows // num_groups
         place, totals = x + row * call.x_stride, sums + row * ROW_BYTES
         if table == 0:
-            _add_plain(end - row, place, call.x_stride, lines, num_lines, 0, ahead, totals, goes_on)
+            for at in range(0, ROW_BYTES, pass_bytes):
+                _add_plain(end - row, place, call.x_stride, lines + at, num_lines, 0, ahead + at, totals + at, goes_on)
         else:
             line_ahead = lines + _AHEAD_BYTES
             _add_coded(end - row, place, call.x_stride, lines, num_lines, table, line_ahead, totals, goes_on)
@@ -181,7 +191,7 @@ def _add_chunk(call, panel, chunk, num_lines, x, num_rows, scratch, goes_on):  #
     lines += chunk * _CODED_CHUNK_BYTES
     table = call.tables + panel * TABLE_BYTES
     patch, end_patch = patches_of_chunk(call, panel, chunk)
-    if num_rows > _MAX_ROWS_DECODED_IN_REGISTERS:
+    if num_rows > _MAX_ROWS_DECODED_IN_REGISTERS or not has_wide_pairs():
         decode(lines, 0, num_lines, table, patch, end_patch, scratch)
         _add_lines(call, x, num_rows, scratch, num_lines, 0, lines + _CODED_CHUNK_BYTES, sums, goes_on)
         return

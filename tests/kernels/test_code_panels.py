@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from outrider.kernels.cpu.emitters import has_dot_pairs
 from outrider.kernels.errors import KernelArgumentError
 from outrider.kernels.linear import coded_reference, cpu_code_panels
 from outrider.kernels.linear.codes import CodedFactors, Codes
@@ -110,12 +111,17 @@ def error_bound(x: torch.Tensor, codes: Codes, bias: torch.Tensor) -> torch.Tens
     return 2**-8 * exact.abs() + codes.shape[1] * 2**-24 * (x.double().abs() @ sizes.T + bias.double().abs())
 
 
+def kind_here(kind: str) -> str:
+    """Five and six bits are decoded by instructions of AVX-512; elsewhere such codes take eight."""
+    return kind if has_dot_pairs() or kind not in ("i5", "i6") else "i8"
+
+
 @needs_instruction
 @pytest.mark.parametrize("name", CASES)
 def test_every_row_has_the_bits_of_the_law_in_any_company(name: str) -> None:
     codes, kind = CASES[name]
     packed = cpu_code_panels.pack([codes])
-    assert packed.kinds == (kind,)
+    assert packed.kinds == (kind_here(kind),)
     x, bias = rows_and_bias(codes)
     expected = coded_reference.linear(x, codes, bias)
     for num_rows in _ROW_COUNTS:
@@ -166,7 +172,7 @@ def test_fewer_bits_give_the_bits_of_eight(name: str) -> None:
         extended(codes.zeros), extended(codes.minimums),
     )  # fmt: skip
     narrow_panels, wide_panels = cpu_code_panels.pack([codes]), cpu_code_panels.pack([wide])
-    assert narrow_panels.kinds != wide_panels.kinds == ("i8",)
+    assert wide_panels.kinds == ("i8",)
     x, _ = rows_and_bias(codes)
     for num_rows in (1, 2, 3, 6, 7, 12, 13, 129):
         found, expected = (cpu_code_panels.linear(x[:num_rows], panels) for panels in (narrow_panels, wide_panels))
@@ -186,7 +192,7 @@ def test_weights_of_several_kinds_are_one_linear() -> None:
         make_codes(integers(66, 96, -32, 32), 16, scale_type=torch.float32),
     ]
     packed = cpu_code_panels.pack(parts)
-    assert packed.kinds == ("i4", "i5", "i6", "i8")
+    assert packed.kinds == tuple(sorted({kind_here(kind) for kind in ("i4", "i5", "i6", "i8")}))
     x, _ = rows_and_bias(parts[0])
     widths = [part.shape[0] for part in parts]
     bias = torch.randn(sum(widths), generator=torch.Generator().manual_seed(1)).bfloat16()
@@ -264,16 +270,18 @@ def test_rows_of_another_width_are_refused() -> None:
 
 @needs_instruction
 def test_memory_is_that_of_the_codes() -> None:
+    eight_bits = cpu_code_panels.pack([make_codes(integers(128, 1024, -128, 128), 128, scale_type=torch.float32)])
+    assert eight_bits.nbytes / (128 * 1024) < 1 + 4 / 128 + 0.01
+    four_bits_coded = cpu_code_panels.pack([make_coded(integers(128, 1024, 0, 16), 32, minimums=True)])
+    assert four_bits_coded.nbytes / (128 * 1024) < 144 / 256 + 0.025  # 144 bytes for 256 weights, as in the file
     four_bits = cpu_code_panels.pack([make_codes(integers(128, 1024, -8, 8), 32)])
     assert four_bits.nbytes / (128 * 1024) < 0.5 + 2 / 32 + 0.01
+    if not has_dot_pairs():
+        return
     five_bits = cpu_code_panels.pack([make_codes(integers(128, 1024, -16, 16), 32)])
     assert five_bits.nbytes / (128 * 1024) < 0.625 + 2 / 32 + 0.01
     six_bits = cpu_code_panels.pack([make_codes(integers(128, 1024, -32, 32), 16, scale_type=torch.float32)])
     assert six_bits.nbytes / (128 * 1024) < 0.75 + 4 / 16 + 0.01
-    # As in the file: 210 bytes for 256 weights, and 144.
+    # As in the file: 210 bytes for 256 weights.
     six_bits_coded = cpu_code_panels.pack([make_coded(integers(128, 1024, -32, 32), 16)])
     assert six_bits_coded.nbytes / (128 * 1024) < 210 / 256 + 0.01
-    four_bits_coded = cpu_code_panels.pack([make_coded(integers(128, 1024, 0, 16), 32, minimums=True)])
-    assert four_bits_coded.nbytes / (128 * 1024) < 144 / 256 + 0.025
-    eight_bits = cpu_code_panels.pack([make_codes(integers(128, 1024, -128, 128), 128, scale_type=torch.float32)])
-    assert eight_bits.nbytes / (128 * 1024) < 1 + 4 / 128 + 0.01

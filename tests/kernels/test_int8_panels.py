@@ -16,13 +16,13 @@ from numba import cfunc, types
 from outrider.engine.errors import BackendUnavailable
 from outrider.engine.model.row_kernels import resolve_code_kernels
 from outrider.kernels.errors import KernelArgumentError
-from outrider.kernels.linear import cpu_code_panels
 from outrider.kernels.linear.codes import Codes
 from outrider.kernels.linear.int8 import cpu_lines, cpu_panels, cpu_tiles, reference
 from tests.kernels.test_code_panels import CASES, integers, make_coded, make_codes, rows_and_bias, with_other
+from tests.kernels.test_panels import needs_instruction
 
 pytestmark = pytest.mark.usefixtures("_num_threads")
-needs_vnni = pytest.mark.skipif(cpu_lines.instruction() is None, reason="this CPU has no VNNI")
+needs_vnni = pytest.mark.skipif(cpu_lines.instruction() is None, reason="this CPU has no AVX2")
 
 _ROW_COUNTS = (1, 2, 3, 4, 5, 6, 7, 12, 13, 16, 128, 129)
 TAKEN = {name: codes for name, (codes, _) in CASES.items() if name not in ("one-odd-group", "fp8-block")}
@@ -148,40 +148,39 @@ def test_codes_that_no_law_is_for_are_not_taken() -> None:
         cpu_panels.pack([odd])
 
 
-@needs_vnni
 @pytest.mark.parametrize("name", ["q4_1", "iq4", "q6_k"])
 def test_half_registers_give_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The code for CPUs with AVX-VNNI alone, on this one."""
     codes = TAKEN[name]
     packed, (x, _) = cpu_panels.pack([codes]), rows_and_bias(codes)
-    if not {"avx512vnni"} <= {cpu_lines.instruction()}:
-        pytest.skip("this CPU has AVX-VNNI alone: all other tests are of it")
+    if cpu_lines.instruction() != "avx512vnni":
+        pytest.skip("this CPU has no VNNI of 64 bytes: all other tests are of half registers")
     monkeypatch.setattr(cpu_lines, "instruction", lambda: "avxvnni")
-    names = ", ".join(f"a{place}" for place in range(19))
+    names = ", ".join(f"a{place}" for place in range(20))
     scope = {"add": cpu_tiles._add}
     exec(f"def entry({names}):\n    add({names})", scope)
-    compiled = cfunc(types.void(*[types.int64] * 19))(scope["entry"])
+    compiled = cfunc(types.void(*[types.int64] * 20))(scope["entry"])
     assert "vpdpbusd\t%ymm" in compiled._library.get_asm_str()
     q, groups = cpu_panels._quantised(x[:2].contiguous(), packed, 2)
     panel = dict(zip(cpu_tiles.Panel.names, packed.panels[0].tolist(), strict=True))
     totals = torch.zeros(2, 64)
-    call = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 19)(compiled.address)
+    call = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 20)(compiled.address)
     call(
-        packed.parts[0].kind, 2, q.data_ptr(), q.stride(0), groups.data_ptr(), 4 * groups.stride(0), panel["lines"],
+        packed.parts[0].kind, 2, 0, q.data_ptr(), q.stride(0), groups.data_ptr(), 4 * groups.stride(0), panel["lines"],
         q.shape[1] // 4, panel["group_lines"], panel["table"], panel["base"], panel["scales"], panel["minimums"],
         panel["scale_bytes"], panel["scale_steps"], panel["minimum_steps"], panel["step_shift"], 0, totals.data_ptr(),
     )  # fmt: skip
     assert torch.equal(totals.bfloat16(), reference.linear(x[:2], codes)[:, :64])
 
 
-@pytest.mark.skipif(not cpu_code_panels.supports(torch.bfloat16), reason="this CPU has no AVX512-BF16")
-def test_a_cpu_without_vnni_falls_back_to_bf16_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+@needs_instruction
+def test_a_cpu_without_integer_products_falls_back_to_bf16_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_lines, "instruction", lambda: None)
     on, codes = torch.device("cpu"), TAKEN["q4_1"]
     kernels = resolve_code_kernels("cpu", torch.bfloat16, on)
     assert kernels is not None
     assert kernels.pack([codes]).kinds == ("i4",)
-    with pytest.raises(BackendUnavailable, match="this CPU has no VNNI; use 'auto' or 'bf16'"):
+    with pytest.raises(BackendUnavailable, match="this CPU has neither VNNI nor AVX2; use 'auto' or 'bf16'"):
         resolve_code_kernels("cpu", torch.bfloat16, on, "int8")
 
 

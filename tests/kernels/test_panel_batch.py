@@ -8,7 +8,7 @@ import torch
 from outrider.kernels.errors import KernelArgumentError
 from outrider.kernels.linear import cpu_panel_batch, cpu_panels
 
-pytestmark = pytest.mark.skipif(not cpu_panels.supports(torch.bfloat16), reason="this CPU has no AVX512-BF16")
+pytestmark = pytest.mark.skipif(not cpu_panels.supports(torch.bfloat16), reason="this CPU has no AVX2")
 NUM_LINEARS = 5
 
 

@@ -16,14 +16,14 @@ Needs numba.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 from llvmlite import binding, ir
 from numba import njit, types
 
-from outrider.kernels.cpu.emitters import Builder, Value, load, offset
+from outrider.kernels.cpu.emitters import Builder, Value, load, look_up_bytes, offset
 from outrider.kernels.cpu.simd import load_u8
 from outrider.kernels.linear.codes import bytes_in
 from outrider.kernels.linear.cpu_code_packing import slabs
@@ -38,7 +38,6 @@ LINE_BYTES = (128, 128, 160, 192, 256)
 LOWEST_NUMBER = -128
 _VALUES = ((I4, 16), (I5, 32), (I6, 64))
 _TABLE_BYTES = 16
-_LOOK_UP = "llvm.x86.avx512.pshuf.b.512", "llvm.x86.avx2.pshuf.b"
 _VECTOR_BYTES = QUAD * 16
 _HALVES_BYTES = 2 * _VECTOR_BYTES  # bytes of a line that are lower halves and upper ones
 _I8, _I16, _I32, _I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
@@ -49,31 +48,12 @@ _i = types.int64
 
 @functools.cache
 def instruction() -> str | None:
-    """The CPU's instruction for products of bytes, by LLVM's name of the feature; None: it has none."""
+    """The CPU's instruction for products of bytes, by LLVM's name of the feature; None: it has none.
+
+    avx2: products of bytes take two or more instructions, with the same sums.
+    """
     features = binding.get_host_cpu_features()
-    return next((name for name in ("avx512vnni", "avxvnni") if features.get(name)), None)
-
-
-def call_on_bytes(builder: Builder, names: tuple[str, str], element: ir.Type, operands: Sequence[Value]) -> Value:
-    """An intrinsic on registers of 64 bytes, or on their halves with avxvnni alone. names: for 64 bytes, for 32."""
-    lanes = 512 // element.width
-
-    def call(name: str, num_lanes: int, parts: Sequence[Value]) -> Value:
-        vector = ir.VectorType(element, num_lanes)
-        function = builder.module.declare_intrinsic(name, fnty=ir.FunctionType(vector, [vector] * len(parts)))
-        return builder.call(function, parts)
-
-    if instruction() == "avx512vnni":
-        return call(names[0], lanes, operands)
-
-    def places(start: int, end: int) -> ir.Constant:
-        return ir.Constant(ir.VectorType(_I32, end - start), list(range(start, end)))
-
-    halves = []
-    for start in (0, lanes // 2):
-        own = [builder.shuffle_vector(part, part, places(start, start + lanes // 2)) for part in operands]
-        halves.append(call(names[1], lanes // 2, own))
-    return builder.shuffle_vector(*halves, places(0, lanes))
+    return next((name for name in ("avx512vnni", "avxvnni", "avx2") if features.get(name)), None)
 
 
 class LineDecoder:
@@ -98,7 +78,7 @@ class LineDecoder:
             both = load(builder, offset(builder, line, _VECTOR_BYTES, vector // 2), _BYTES, 1)
             lower = builder.and_(self._shifted(both, 4 * (vector % 2)), _in_bytes(15))
             if self._kind == TABLE:
-                yield call_on_bytes(builder, _LOOK_UP, _I8, [self._table, lower])
+                yield look_up_bytes(builder, self._table, lower)
             elif self._kind == I4:
                 yield lower
             else:

@@ -1,4 +1,4 @@
-"""Row-invariant linears on quantised weights in integers, for CPUs with VNNI: codes stay packed, rows take 8 bits.
+"""Row-invariant linears on quantised weights in integers, for CPUs with AVX2: codes stay packed, rows take 8 bits.
 
 The law is int8.reference's: no bit depends on the CPU. A weight whose codes span at most 16, 32 or 64 values, or have
 at most 16, takes 4, 5 or 6 bits each, any other 8 bits; scales are kept as in cpu_code_panels.

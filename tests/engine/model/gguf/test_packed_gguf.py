@@ -28,7 +28,7 @@ from outrider.engine.run.runner import ModelRunner
 from outrider.kernels.linear import cpu_code_panels
 from outrider.kernels.linear.int8 import cpu_panels as int8_panels
 
-pytestmark = pytest.mark.skipif(not cpu_code_panels.supports(torch.bfloat16), reason="this CPU has no AVX512-BF16")
+pytestmark = pytest.mark.skipif(not cpu_code_panels.supports(torch.bfloat16), reason="this CPU has no AVX2")
 _LENGTH = 60
 # arithmetic -> error of logits at most, in those of bfloat16 throughout
 _ERRORS = {"bf16": 1.2, "int8": 3.0}
@@ -70,7 +70,7 @@ def dequantised(path: Path, folder: Path) -> Any:
 @pytest.mark.parametrize("name", KINDS)
 def test_a_packed_model_is_certified_and_near_the_exact_logits(tmp_path: Path, name: str, arithmetic: str) -> None:
     if arithmetic == "int8" and not int8_panels.supports(torch.bfloat16):
-        pytest.skip("this CPU has no VNNI")
+        pytest.skip("this CPU has no AVX2")
     file = packed_file(tmp_path, name)
     loaded = load_model(str(file), packed_arithmetic=arithmetic)
     assert all(kind.endswith("a8") == (arithmetic == "int8") for kind in code_kinds(loaded.model))

@@ -61,7 +61,7 @@ def large_head() -> Eagle3Head:
 
 @pytest.mark.skipif(
     resolve_code_kernels(OPS.row_backend, torch.bfloat16, torch.device("cpu")) is None,
-    reason="this CPU has no kernels for codes (AVX512-BF16)",
+    reason="this CPU has no kernels for codes (AVX512-BF16 or AVX2)",
 )
 def test_a_large_head_is_packed_and_drafts_nearly_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     head = large_head()

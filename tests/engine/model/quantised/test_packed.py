@@ -25,7 +25,7 @@ from outrider.engine.run.runner import ModelRunner
 from outrider.kernels.linear import cpu_code_panels
 from outrider.kernels.linear.int8 import cpu_lines
 
-pytestmark = pytest.mark.skipif(not cpu_code_panels.supports(torch.bfloat16), reason="this CPU has no AVX512-BF16")
+pytestmark = pytest.mark.skipif(not cpu_code_panels.supports(torch.bfloat16), reason="this CPU has no AVX2")
 _WIDTHS = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 32}
 _LENGTH = 60
 # those whose groups are scattered differently in q, k and v, which are then dequantised and joined
@@ -87,7 +87,7 @@ def test_a_damaged_weight_is_refused_by_name_though_it_is_read_late(tmp_path: Pa
         load_model(str(packed), dtype="bfloat16")
 
 
-@pytest.mark.skipif(cpu_lines.instruction() is None, reason="this CPU has no VNNI")
+@pytest.mark.skipif(cpu_lines.instruction() is None, reason="this CPU has no AVX2")
 def test_with_vnni_alone_fp8_is_dequantised_in_the_embedding_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
