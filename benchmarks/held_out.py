@@ -1,4 +1,4 @@
-"""How good is `auto` where nothing was tuned? `python -m benchmarks.held_out` (about 4 minutes of one core).
+"""Measures `auto` where nothing was tuned: `python -m benchmarks.held_out` (about 4 minutes of one core).
 
 In simulated time (benchmarks/simulation/worlds/world.py): each cell runs without drafts, with every draft length in
 turn, and with `auto`, all of them with the same requests. Scores are `auto` over no drafts and over the best of all
@@ -38,7 +38,7 @@ _PROMISE = 0.97
 
 @dataclass(frozen=True)
 class Score:
-    """Of one verifier of a cell. rates: tokens a second of an open session, without drafts (0) and by draft length."""
+    """One verifier's score in a cell. rates: tokens a second of an open session, by draft length, 0: without."""
 
     group: str
     name: str
@@ -119,7 +119,7 @@ def _results(chosen: Sequence[Cell], lengths: Sequence[int], workers: int) -> It
 
 
 def run_cell(cell: Cell, lengths: Sequence[int]) -> list[Score]:
-    """By verifier; lengths: 0 among them."""
+    """Returns the scores by verifier; lengths: 0 among them."""
     fixed = {length: run_world(cell.world, length) for length in lengths}
     auto = run_world(cell.world, None)
     several = len(auto) > 1

@@ -17,7 +17,7 @@ from outrider.client.rest import parse_event
 
 @dataclass(frozen=True)
 class Shape:
-    """What every request of a measurement asks for."""
+    """The request that a measurement sends again and again."""
 
     max_tokens: int
     method: str = "off"

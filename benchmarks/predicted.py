@@ -1,4 +1,4 @@
-"""What predicted outputs bring: a file that is edited, with the file as prediction, wrong ones, or none.
+"""Measures what predicted outputs bring: a file that is edited, with the file as prediction, wrong ones, or none.
 
 `python -m benchmarks.predicted --base-url http://127.0.0.1:8000 --file shapes.py --rename area_of surface_of` asks a
 running server to rename a function throughout a file, at temperature 0 and one stream, and prints one table. Settings

@@ -1,4 +1,4 @@
-"""How well `--slo-itl-ms` is met: inter-token latency of streams while long prompts are prefilled.
+"""Measures how well `--slo-itl-ms` is met: inter-token latency of streams while long prompts are prefilled.
 
 Two streams decode with `auto`, and a new long prompt arrives every 1.5 s. One stack per target, including none. Rows go
 to benchmarks/results/promised_itl.jsonl.

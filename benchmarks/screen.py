@@ -1,4 +1,4 @@
-"""What the benchmarks print: steps, and tables of figures."""
+"""Prints what the benchmarks say: steps, and tables of figures."""
 
 from __future__ import annotations
 

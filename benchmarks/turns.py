@@ -23,7 +23,7 @@ _SEED = 7
 
 @dataclass(frozen=True)
 class Draft:
-    """How a request is drafted: `off`, `auto` (up to num_tokens) or a method with a fixed length."""
+    """The drafts of a request: `off`, `auto` (up to num_tokens) or a method with a fixed length."""
 
     method: str
     num_tokens: int

@@ -1,4 +1,4 @@
-"""Who may use a drafter, and how much of it: keys, a quota of sessions, and engines that must agree on their tokens.
+"""Decides who may use a drafter, and how much: keys, a quota of sessions, and engines that must agree on their tokens.
 
 Not here: TLS (shared/tls.py) and the format of the key file (shared/api_keys.py).
 """
@@ -59,7 +59,7 @@ class Tenants:
 
 @dataclass(frozen=True)
 class Engine:
-    """What an engine says of its target before its first session; the fields are those of the wire."""
+    """The target of an engine, as it says before its first session; the fields are those of the wire."""
 
     model: str
     tokenizer_digest: str

@@ -1,4 +1,4 @@
-"""What all commands share: settings from a command's arguments, and one line with exit code 2 for a wrong line.
+"""Parts that all commands share: settings from a command's arguments, and one line with exit code 2 for a wrong line.
 
 Not here: the commands, and the services' own options (config.py).
 """

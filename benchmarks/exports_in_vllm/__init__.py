@@ -1,1 +1,1 @@
-"""Whether vLLM accepts what `outrider train export` writes: see __main__.py."""
+"""Asks whether vLLM accepts what `outrider train export` writes: see __main__.py."""

@@ -1,4 +1,4 @@
-"""What `outrider train export` writes, in vLLM: `python -m benchmarks.exports_in_vllm --vllm PYTHON`.
+"""Runs in vLLM what `outrider train export` writes: `python -m benchmarks.exports_in_vllm --vllm PYTHON`.
 
 Every drafter answers the same greedy prompts in vLLM and here. A head that vLLM reads as we do has about as many of its
 drafts accepted there as here; one that it reads otherwise has none. vLLM's answers with a head are compared

@@ -88,7 +88,7 @@ def _read(answers: Path, log: Path, log_of_all: Path) -> Answers:
 
 
 def answers_here(run: Run) -> Answers:
-    """By the offline LLM: the services' engines and decode loop."""
+    """Answers with the offline LLM: the services' engines and decode loop."""
     task = run.task
     params = SamplingParams(temperature=0.0, max_tokens=task.max_tokens, ignore_eos=True)
     prompts = [{"prompt_token_ids": list(prompt)} for prompt in task.prompts]

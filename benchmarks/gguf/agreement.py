@@ -36,7 +36,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Difference:
-    """Where a text leaves the oracle's. logit_gap: the oracle's best logit over that of our token."""
+    """A place where a text leaves the oracle's. logit_gap: the oracle's best logit over that of our token."""
 
     text: int
     place: int

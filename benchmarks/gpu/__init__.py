@@ -1,1 +1,1 @@
-"""What only an NVIDIA GPU can show."""
+"""Measurements that only an NVIDIA GPU can show."""

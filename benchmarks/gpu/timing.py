@@ -20,7 +20,7 @@ _COPIED_BYTES = 1 << 30
 
 
 def num_copies(num_bytes: int) -> int:
-    """How many copies of an input it takes so that none is cached when its turn comes."""
+    """Returns how many copies of an input it takes so that none is cached when its turn comes."""
     return max(1, -(-ROTATED_BYTES // num_bytes))
 
 

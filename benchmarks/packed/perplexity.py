@@ -1,4 +1,4 @@
-"""What packed arithmetic costs in quality: `python -m benchmarks.packed.perplexity MODEL TEXT...`.
+"""Measures what packed arithmetic costs in quality: `python -m benchmarks.packed.perplexity MODEL TEXT...`.
 
 Perplexity of texts in windows, and how far each row's law is from that of the same weights dequantised in float32 (mean
 Kullback-Leibler divergence, and the difference of logits relative to their size). Rows go to
@@ -36,7 +36,7 @@ _CHUNK_ROWS = 128
 
 @dataclass
 class _Sums:
-    """Over positions."""
+    """Sums over positions."""
 
     loss: float = 0.0
     divergence: float = 0.0

@@ -1,4 +1,4 @@
-"""What the simulation is fed with: costs and acceptance as benchmarks/simulation/record.py measured them.
+"""Input of the simulation: costs and acceptance as benchmarks/simulation/record.py measured them.
 
 Nothing here has a default value: a figure that was not measured cannot be simulated with.
 """

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 
 class Events:
-    """What was scheduled for the same moment happens in the order in which it was scheduled."""
+    """Events in virtual time: those of the same moment happen in the order in which they were scheduled."""
 
     def __init__(self) -> None:
         self.now = 0.0

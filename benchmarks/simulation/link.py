@@ -50,12 +50,12 @@ class DelayedLink:
         return self._ask("")
 
     def set_delay(self, rtt_s: float, jitter: float = 0.0) -> None:
-        """From now on each way takes half of that, times something between 1 - jitter and 1 + jitter."""
+        """Makes each way take half of the delay from now on, times something between 1 - jitter and 1 + jitter."""
         self._ask(f"{rtt_s} {jitter}\n")
 
     @property
     def num_bytes(self) -> tuple[int, int]:
-        """To the service and back, since the start."""
+        """Returns the bytes to the service and back since the start."""
         forth, back = self._ask("bytes\n").split()
         return int(forth), int(back)
 
@@ -73,7 +73,7 @@ class DelayedLink:
 
 @dataclass(eq=False)
 class _Direction:
-    """What comes out of `source` goes into `sink`. ready: pieces that are due and not sent; an empty one is the end."""
+    """A link's direction, from `source` to `sink`. ready: pieces that are due, not sent; an empty one is the end."""
 
     source: socket.socket
     sink: socket.socket
@@ -155,7 +155,7 @@ class _Wire:
             self._send(direction)
 
     def _send(self, direction: _Direction) -> None:
-        """As much as the sink takes now. Sockets close when both of their directions have ended."""
+        """Sends as much as the sink takes now. Sockets close when both of their directions have ended."""
         while direction.ready:
             piece = direction.ready[0]
             try:

@@ -34,7 +34,7 @@ class DraftPrices:
 
 @dataclass
 class Count:
-    """Of one verifier since the last reset: what its sessions have done, and the time that they were open."""
+    """Counts of one verifier since the last reset: what its sessions have done, and the time that they were open."""
 
     num_tokens: int = 0
     num_rounds: int = 0
@@ -152,7 +152,7 @@ class LocalSession:
 
 @dataclass(eq=False)
 class LocalDrafting:
-    """Of one verifier. prices: by method. waited_s: for no drafter."""
+    """The local drafting of one verifier. prices: by method. waited_s: for no drafter."""
 
     prices: Mapping[str, DraftPrices]
     lengths: DraftLengths

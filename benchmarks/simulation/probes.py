@@ -127,7 +127,7 @@ class VerifyProbe(_Probe):
         return found
 
     async def _open(self) -> RemoteVerifier:
-        """With its prompt computed and one token committed."""
+        """Opens a session: its prompt computed, one token committed."""
         session = RemoteVerifier(self._channel, self._address)
         await session.open(self._spec())
         await self._verify(session, 0, 0)

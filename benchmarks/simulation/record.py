@@ -78,7 +78,7 @@ def main(
 
 
 def record(target: Path, draft: Path, *, num_prompts: int, max_tokens: int, repeats: int) -> Costs:
-    """Of a stack of its own, with one drafter that is never asked ahead: its services take turns, so that what each
+    """Records a stack of its own with one drafter, never asked ahead: its services take turns, so that what each
     takes in a round is told apart. Raises what the services raise."""
     with measured_stack(target, draft, say, gateway_args=("--draft-ahead", "false")) as stack:
         return _record(stack, num_prompts, max_tokens, repeats)
@@ -145,7 +145,7 @@ async def _measure_drafter(address: str, repeats: int) -> dict[str, Any]:
 
 
 def medians_near(samples: Iterable[Sample], points: Sequence[int]) -> list[Sample]:
-    """Of the samples about each point; a point that was met too seldom is left out, but for the first."""
+    """Returns the medians of samples about each point; one that was met too seldom is left out, but for the first."""
     table = []
     for point in points:
         near = [seconds for size, seconds in samples if abs(size - point) <= _NEAR * point]
@@ -172,7 +172,7 @@ def _slope(gaps: Sequence[Sample]) -> tuple[float, float]:
 
 
 def _measure_gateway(stack: MeasuredStack, num_prompts: int, max_tokens: int) -> dict[str, float]:
-    """Of rounds with a draft at one stream, and of first tokens: what the services' forwards do not explain."""
+    """Measures what the services' forwards do not explain of rounds with a draft at one stream and of first tokens."""
     prompts = code_prompts(num_prompts)
     for shape in (plain(16), Shape(16, METHOD, MAX_DRAFT_TOKENS)):
         asyncio.run(run_load(stack.state.url, prompts, shape, 1))  # fills the prefix cache
@@ -192,7 +192,7 @@ def _measure_gateway(stack: MeasuredStack, num_prompts: int, max_tokens: int) ->
 
 
 def _host_s_per_round(stack: MeasuredStack, prompts: list[str], shape: Shape) -> tuple[float, dict[str, float]]:
-    """Of all cores, what gateway, Redis and this process take for a round; how far the gateway's figures have grown."""
+    """Returns the seconds that gateway, Redis and this process take for a round, and the gateway's growth."""
     pids = [stack.state.pids[name] for name in ("gateway", "redis")] + [os.getpid()]
     before, cpu_s = stack.scrape("gateway"), sum(map(_cpu_s, pids))
     asyncio.run(run_load(stack.state.url, prompts, shape, 1))

@@ -1,4 +1,4 @@
-"""What a verifier in simulated time reports of a round to the gateway and to the draft-length policy."""
+"""Reports of a round, by a verifier in simulated time, to the gateway and to the draft-length policy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from outrider.verifier_service.timing.gathering import LastRound
 
 @dataclass(slots=True)
 class RoundTimes:
-    """Of a round: what messages.Timings says to all of its sessions, in seconds.
+    """Times of a round: what messages.Timings says to all of its sessions, in seconds.
 
     draft_s: what the verifier's own drafting took for all its sessions together; 0: it did not draft.
     """

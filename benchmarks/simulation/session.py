@@ -27,7 +27,7 @@ _DRAFT_TIMEOUT_S = GatewayConfig().draft_timeout_ms * 1e-3
 
 @dataclass(frozen=True)
 class Link:
-    """Between gateway and drafter. Each way takes half of the round-trip time, times 1 - jitter .. 1 + jitter."""
+    """The link between gateway and drafter. Each way takes half of the round trip, times 1 - jitter .. 1 + jitter."""
 
     rtt_s: float = 0.0
     jitter: float = 0.0
@@ -52,7 +52,7 @@ class Request:
 
 @dataclass
 class Tally:
-    """What all sessions together have done."""
+    """Totals of what all sessions have done."""
 
     num_tokens: int = 0
     num_rounds: int = 0
@@ -221,7 +221,7 @@ class Session:
 
     @property
     def runs_to_end(self) -> bool:
-        """Whether its free run lasts to the end of the output, unless the verifier ends it."""
+        """Returns whether its free run lasts to the end of the output, unless the verifier ends it."""
         return self.free_run_left > 0 and self.free_run_left >= self.request.num_tokens - self._num_committed
 
     def num_unread(self, _method: str) -> int:

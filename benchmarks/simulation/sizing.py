@@ -41,7 +41,7 @@ def _points(costs: Costs, scenarios: list[Scenario], plain: Scenario) -> list[Po
 
 
 def remote_drafting(costs: Costs, seconds: float) -> dict[str, list[Point]]:
-    """By what is drafted, one stream at one verifier with a drafter of its own, over the round-trip time."""
+    """Returns rates by draft, one stream at a verifier with a drafter of its own, over the round-trip time."""
 
     def scenario(method: str, domain: str, rtt_ms: float) -> Scenario:
         link = Link(rtt_ms * 1e-3)
@@ -59,7 +59,7 @@ def remote_drafting(costs: Costs, seconds: float) -> dict[str, list[Point]]:
 
 
 def shared_drafters(costs: Costs, seconds: float) -> dict[str, list[Point]]:
-    """By method, 16 verifiers with 4 streams each, over the number of drafters that they share."""
+    """Returns rates by method, 16 verifiers with 4 streams each, over the number of drafters that they share."""
 
     def scenario(method: str, num_drafters: int) -> Scenario:
         return Scenario(
@@ -74,7 +74,7 @@ def shared_drafters(costs: Costs, seconds: float) -> dict[str, list[Point]]:
 
 
 def loads(costs: Costs, seconds: float) -> dict[str, list[Point]]:
-    """By method and arrivals, 8 verifiers and 8 drafters, over the requests a second."""
+    """Returns rates by method and arrivals, 8 verifiers and 8 drafters, over the requests a second."""
     found = {}
     for arrivals in (Arrivals.POISSON, Arrivals.BURSTY):
         for method in ("off", "auto"):
@@ -109,7 +109,7 @@ def draft_s(costs: Costs, num_sessions: int, num_draft_tokens: int) -> float:
 
 
 def round_s(costs: Costs, num_sessions: int, num_draft_tokens: int) -> float:
-    """Of sessions that draft and verify together, without a round-trip time."""
+    """Returns the round time of sessions that draft and verify together, without a round-trip time."""
     forward_s = StepCosts(costs.verifier_step).seconds(num_sessions * (1 + num_draft_tokens))
     forward_s += (num_sessions - 1) * costs.verifier_session_s
     gap_s = costs.step_gap_s + num_sessions * costs.step_gap_per_session_s
@@ -158,7 +158,7 @@ def break_even_table(costs: Costs) -> Table:
 
 
 def drafters_table(costs: Costs, found: dict[str, list[Point]]) -> Table:
-    """What was simulated, and the rule: one drafter bears 1 / (its share of a round) verifiers."""
+    """Returns a table of the simulation and of the rule: one drafter bears 1 / (its share of a round) verifiers."""
     rows = [["method", "rule: verifiers per drafter", *(f"1 for {NUM_VERIFIERS // count}" for count in NUM_SHARED)]]
     for method, points in found.items():
         length = points[0].scenario.fixed_length

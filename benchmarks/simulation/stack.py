@@ -44,18 +44,18 @@ class MeasuredStack:
 
 
 def growth(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
-    """Of every sample of a service between two scrapes."""
+    """Returns the growth of every sample of a service between two scrapes."""
     return {name: value - before.get(name, 0.0) for name, value in after.items()}
 
 
 def mean_of(grown: dict[str, float], name: str, labels: str = "") -> float:
-    """Of a histogram's growth; 0 where nothing was observed."""
+    """Returns the mean of a histogram's growth; 0 where nothing was observed."""
     count = grown.get(f"{name}_count{labels}", 0.0)
     return grown.get(f"{name}_sum{labels}", 0.0) / count if count else 0.0
 
 
 class _Stack(Stack):
-    """With links before verifier and drafter where they are wanted."""
+    """A stack, with links before verifier and drafter where they are wanted."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ def measured_stack(
 
 
 def plain(max_tokens: int) -> Shape:
-    """Without drafts. A length is asked for all the same: the gateway takes no 0."""
+    """Asks for no drafts. A length is given all the same: the gateway takes no 0."""
     return Shape(max_tokens, "off", 1)
 
 

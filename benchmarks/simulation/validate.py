@@ -1,4 +1,4 @@
-"""How far is the simulation from the real stack? `python -m benchmarks.simulation.validate` (about 10 minutes).
+"""Compares the simulation with the real stack: `python -m benchmarks.simulation.validate` (about 10 minutes).
 
 Costs are recorded first, on the same machine; then the real stack runs with 1, 2 and 3 drafters at several numbers of
 streams, and the same is simulated: all services on one machine, whose cores they share. Both have run for a while

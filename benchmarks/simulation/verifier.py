@@ -24,7 +24,7 @@ LIMITS = VerifierConfig()
 
 
 class SimulatedSession(Protocol):
-    """What the services know of a session; `step` .. `return_s` carry the names that BatchGathering reads."""
+    """A session as the services know it; `step` .. `return_s` carry the names that BatchGathering reads."""
 
     opened_at: float
     step: object | None
@@ -119,7 +119,7 @@ class SimulatedVerifier:
             self._consider()
 
     def _consider(self) -> None:
-        """What the engine's thread does when it has run its commands: waits for more, or works."""
+        """Does what the engine's thread does after its commands: waits for more, or works."""
         self._wake += 1
         patience_s = self._gathering.patience_s(cast(Iterable[VerifierSession], self.sessions))
         if patience_s > 0.0:
@@ -209,7 +209,7 @@ class SimulatedVerifier:
             self._consider()
 
     def _commit(self, work: _Work, times: RoundTimes, ended: float) -> int:
-        """Of one session; returns its tokens."""
+        """Commits for one session; returns its tokens."""
         now, session = self._events.now, work.session
         session.num_pending = 1
         num_committed = session.accept()

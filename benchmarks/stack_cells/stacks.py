@@ -68,7 +68,7 @@ def running_stack(name: str, target: Path, models: Path, run_dir: Path, progress
 
 
 class _Stack(Stack):
-    """With a second verifier where one is wanted."""
+    """A stack, with a second verifier where one is wanted."""
 
     def __init__(
         self, settings: StackSettings, run_dir: Path, progress: Progress, second: tuple[str, ...] | None

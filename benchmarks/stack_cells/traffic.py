@@ -39,7 +39,7 @@ Ask = tuple[str, float]
 
 class Traffic(Protocol):
     def prepare(self, state: StackState) -> Run:
-        """What a run needs to know of the stack is found out here, once. The run takes a draft and a round's number."""
+        """Finds out once what a run needs to know of the stack. The run takes a draft and a round's number."""
 
 
 @dataclass(frozen=True)

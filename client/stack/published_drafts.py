@@ -1,4 +1,4 @@
-"""What could draft for a target that is started without a draft: its own MTP layer, or a published head.
+"""Finds what could draft for a target that is started without a draft: its own MTP layer, or a published head.
 
 The names are their publishers'; nothing is looked up or downloaded. docs/which-drafter.md has a row for each.
 """

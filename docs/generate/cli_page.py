@@ -39,7 +39,7 @@ def command_tree() -> dict[str, Any]:
 
 
 def _command(parser: argparse.ArgumentParser) -> SimpleNamespace:
-    """What this page needs of a click command, from an argparse parser."""
+    """Returns what this page needs of a click command, from an argparse parser."""
     params = [
         SimpleNamespace(
             param_type_name="option" if action.option_strings else "argument",

@@ -1,4 +1,4 @@
-"""What mkdocs calls while it builds the site (mkdocs.yml, `hooks`): generated pages and tables, links, llms.txt.
+"""Hooks that mkdocs calls while it builds the site (mkdocs.yml, `hooks`): generated pages and tables, links, llms.txt.
 
 Run from the repository's root, `python -m mkdocs build --strict`, so that this package and the services are found.
 """

@@ -38,6 +38,6 @@ def _sections(nav: Sequence[Any]) -> Iterator[tuple[str, list[tuple[str, str]]]]
 
 
 def _headings(markdown: str) -> str:
-    """Of the sections, which say what a page is about."""
+    """Returns the headings of the sections, which say what a page is about."""
     prose = re.sub(r"^```.*?^```", "", markdown, flags=re.MULTILINE | re.DOTALL)
     return "; ".join(re.findall(r"^## (.+)", prose, flags=re.MULTILINE))

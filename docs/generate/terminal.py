@@ -35,7 +35,7 @@ _CONTROL = re.compile(r"\x1b\[\??[0-9;]*[A-LN-Za-ln-z]")
 
 
 def capture(command: list[str], environ: dict[str, str]) -> str:
-    """What the command writes to its terminal."""
+    """Returns what the command writes to its terminal."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.execvpe(command[0], command, {**environ, "COLUMNS": str(WIDTH), "LINES": "60", "TERM": "xterm-256color"})

@@ -158,7 +158,7 @@ def llm_arguments_table() -> str:
 
 
 def _outcome(ask: Callable[[str, Any], None], name: str, value: Any, done: str = "same") -> str:
-    """What our code says to this name: accepted, accepted with a warning, or refused with a message."""
+    """Returns what our code says to this name: accepted, accepted with a warning, or refused with a message."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:

@@ -1,4 +1,4 @@
-"""What heads with a reduced draft vocabulary share: the offsets from draft to target ids, and the layers they read."""
+"""Parts of heads with a reduced draft vocabulary: the offsets from draft to target ids, and the layers they read."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class BlockPart:
 
 
 class BlockCalls(NamedTuple):
-    """What a forward of S sessions reads, and what its draws read and write."""
+    """The buffers that a forward of S sessions reads, and that its draws read and write."""
 
     batches: Mapping[bool, ForwardBatch]  # by whether a layer is causal inside the block
     states: torch.Tensor

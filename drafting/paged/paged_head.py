@@ -159,7 +159,7 @@ class PagedHead(PagedModule):
 
 @torch.inference_mode()
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
-    """On the CPU by this thread alone: torch's clone wakes the thread team (16 rows of logits, busy machine: 3 ms)."""
+    """Copies by this thread alone on the CPU, where torch's clone wakes all threads (16 rows of logits, busy: 3 ms)."""
     if tensor.device.type != "cpu":
         return tensor.clone()
     tensor = tensor.contiguous()

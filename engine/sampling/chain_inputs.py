@@ -61,7 +61,7 @@ class _Views(NamedTuple):
 
 
 class DrawBuffers:
-    """What the draws of a program read and write: tokens in rows, sessions in columns."""
+    """The buffers that the draws of a program read and write: tokens in rows, sessions in columns."""
 
     def __init__(self, num_tokens: int, num_sessions: int) -> None:
         from outrider.kernels.row_laws.cpu_draws import Drawn, DrawTables

@@ -1,4 +1,4 @@
-"""What the grammar engine lacks: it is left out, which makes the schema allow more, and is noted with its path."""
+"""Leaves out what the grammar engine lacks, which makes the schema allow more, and is noted with its path."""
 
 from __future__ import annotations
 

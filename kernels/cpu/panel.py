@@ -87,7 +87,7 @@ def make_panel(max_rows: int, num_vectors: int, *, accumulate: bool, of_pairs: b
 
 
 def make_row_sums(max_rows: int, *, of_pairs: bool = False) -> Any:
-    """As make_panel with accumulate, for as many columns as b_stride has."""
+    """Makes make_panel with accumulate, for as many columns as b_stride has."""
     four, one = (make_panel(max_rows, num, accumulate=True, of_pairs=of_pairs) for num in (4, 1))
 
     @njit

@@ -51,7 +51,7 @@ def fold(total, state, value_dim):  # type: ignore[no-untyped-def]
 
 @njit
 def begin_split(call, scratch, row_begin, row_end, position):  # type: ignore[no-untyped-def]
-    """Before a split's first tile: what packed rows [row_begin, row_end) have seen goes into their totals."""
+    """Puts what packed rows [row_begin, row_end) have seen into their totals, before a split's first tile."""
     size = state_bytes(call.value_dim)
     for row in range(row_begin, row_end):
         if load_i64(scratch + call.at_ranges + 16 * row) < position:

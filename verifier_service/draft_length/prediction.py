@@ -1,4 +1,4 @@
-"""How many tokens of a request's predicted output are drafted in a round: an account of its own for each session.
+"""Decides how many tokens of a request's predicted output a round drafts, by an account of its own for each session.
 
 A prediction is right or wrong for its own request, so nothing is learned from other sessions and no trial comes first.
 It drafts from the first round, at the length that pays by the cost model and by what it has confirmed so far. What its
@@ -41,7 +41,7 @@ class _Chance:
 
 @dataclass(frozen=True, slots=True)
 class PredictionCosts:
-    """What a round costs. plain_s: without predicted drafts, per session. drafts_s: that a draft adds to it, by length,
+    """Costs of a round. plain_s: without predicted drafts, per session. drafts_s: that a draft adds to it, by length,
     from 0 on.
     """
 
@@ -53,7 +53,7 @@ class PredictionCosts:
 
 
 class CostsOfPredictions:
-    """What drafts from predictions cost now, by the verifier's cost model.
+    """The current costs of drafts from predictions, by the verifier's cost model.
 
     seconds: of a forward, by its rows. rows_s: as in DraftLength.
     """

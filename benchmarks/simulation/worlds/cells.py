@@ -50,13 +50,13 @@ def cells(costs: Costs, scale: float = 1.0) -> list[Cell]:
 
 
 def model_prices(costs: Costs, factor: float = 1.0) -> DraftPrices:
-    """Of a draft model that takes `factor` times as long as the measured one."""
+    """Returns prices of a draft model that takes `factor` times as long as the measured one."""
     step = tuple((rows, factor * seconds) for rows, seconds in costs.draft_step)
     return DraftPrices(step, factor * costs.draft_fixed_s)
 
 
 def reshaped(costs: Costs, shape: str, factor: float = 1.0) -> Costs:
-    """With another table of forwards; factor: of all its seconds."""
+    """Returns costs with another table of forwards; factor: of all its seconds."""
     table = costs.verifier_step
     one_s = table[0][1]
     if shape == "staircase":
@@ -72,13 +72,13 @@ def reshaped(costs: Costs, shape: str, factor: float = 1.0) -> Costs:
 
 
 def steeper(table: Table, factor: float) -> Table:
-    """What rows beyond the first add, times the factor."""
+    """Returns a table in which rows beyond the first add the factor times as much."""
     one_s = table[0][1]
     return tuple((rows, one_s + factor * (seconds - one_s)) for rows, seconds in table)
 
 
 def plain_round_s(costs: Costs, num_sessions: float) -> float:
-    """Of plain decoding, all sessions in one forward."""
+    """Returns the round time of plain decoding, all sessions in one forward."""
     forward_s = StepCosts(costs.verifier_step).seconds(num_sessions) + (num_sessions - 1) * costs.verifier_session_s
     return forward_s + costs.step_gap_s + num_sessions * costs.step_gap_per_session_s
 

@@ -20,7 +20,7 @@ _SESSION_ROUNDS, _FEWEST_ROUNDS, _MOST_ROUNDS = 4000, 300, 1500
 
 
 def random_cells(group: str, costs: Costs, num_worlds: int, scale: float = 1.0) -> list[Cell]:
-    """Of one of SETS."""
+    """Returns the cells of one of SETS."""
     return [_cell(group, seed, costs, scale) for seed in range(num_worlds)]
 
 
@@ -44,7 +44,7 @@ def _machine(costs: Costs, rng: random.Random) -> Costs:
 
 
 def _prices(costs: Costs, rng: random.Random) -> DraftPrices:
-    """From a lookup, which costs a hundredth, to a draft model that takes five times as long; some in one forward."""
+    """Draws prices: from a lookup's, a hundredth, to a draft model's, five times as much; some in one forward."""
     is_lookup, one_forward = rng.random() < 0.3, rng.random() < 0.2
     factor = 0.02 if is_lookup else _log_uniform(rng, 0.3, 5.0)
     step = tuple((rows, factor * seconds) for rows, seconds in costs.draft_step)

@@ -1,4 +1,4 @@
-"""Which draft tokens are accepted, from a model of the text instead of a recorded file.
+"""Decides which draft tokens are accepted, from a model of the text instead of a recorded file.
 
 Whether a draft token is accepted depends on where it stands in the text and on its place in the draft. Every token of
 a text has a random number of its own, drawn once per seed, so that all draft lengths meet the same text, and a short
@@ -65,7 +65,7 @@ class Text:
         return num_draft_tokens
 
     def is_found(self, position: int, now_s: float) -> bool:
-        """Whether the method proposes anything for a round that begins at `position`."""
+        """Returns whether the method proposes anything for a round that begins at `position`."""
         version = self._now if now_s < self._changes_at_s else self._later
         return self._finds[position & _LAST] < version.proposed
 

@@ -70,7 +70,7 @@ class World:
 
 @dataclass(frozen=True)
 class Served:
-    """Of one verifier. token_rate: tokens a second of an open session; with streams, that of all over their number."""
+    """Service of a verifier. token_rate: tokens a second of one session; with streams, of all over their number."""
 
     token_rate: float
     tokens_per_s: float
@@ -80,7 +80,7 @@ class Served:
 
 
 def run_world(world: World, length: int | None) -> list[Served]:
-    """By server. length: draft tokens of every round, 0: none; None: `auto`."""
+    """Returns what each server served. length: draft tokens of every round, 0: none; None: `auto`."""
     return _Run(world, length).run()
 
 
@@ -96,7 +96,7 @@ def _texts(world: World, server: Server) -> tuple[Text, ...]:
 
 @functools.lru_cache(maxsize=8)
 def _text(kind: Acceptance, seed: int, later: Acceptance, changes_at_s: float) -> Text:
-    """Of every variant the same: a text takes longer to draw than a short run."""
+    """Returns the same text for every variant: a text takes longer to draw than a short run."""
     return Text(kind, seed, later, changes_at_s)
 
 
