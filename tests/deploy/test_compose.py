@@ -18,7 +18,9 @@ import pytest
 import yaml
 
 from outrider.drafter_service.config import DrafterConfig
+from outrider.drafting.methods.registry import plan_methods
 from outrider.gateway.config import GatewayConfig
+from outrider.shared.checkpoint import fetch as fetch_module
 from outrider.shared.config import ENV_PREFIX, load_config
 from outrider.shared.service import is_enabled_at
 from outrider.verifier_service.config import VerifierConfig
@@ -31,9 +33,9 @@ MODULES = {
     "verifier": "outrider.verifier_service",
 }
 # Of the profile cpu, which .env makes the default; gpu has ON_GPU in place of the verifier.
-ALL_SERVICES = {*CONFIGS, "redis", "prometheus", "grafana"}
+ALL_SERVICES = {*CONFIGS, "models", "redis", "prometheus", "grafana"}
 ON_GPU = "verifier-gpu"
-_INTERPOLATION = re.compile(r"\$\{([A-Z_]+)(?::-([^}]*))?\}")
+_INTERPOLATION = re.compile(r"\$\{([A-Z_]+)(?::?-([^}]*))?\}")
 
 
 def with_defaults(value: Any) -> Any:
@@ -95,7 +97,7 @@ def seconds(text: str) -> float:
     return float(text.removesuffix("s"))
 
 
-def test_the_stack_has_its_six_services(compose: dict[str, Any]) -> None:
+def test_the_stack_has_its_services(compose: dict[str, Any]) -> None:
     assert set(compose["services"]) == {*ALL_SERVICES, ON_GPU}
 
 
@@ -236,7 +238,7 @@ def test_redis_has_memory_to_rewrite_its_log(compose: dict[str, Any]) -> None:
 def test_every_variable_is_a_setting_of_its_service(name: str, compose: dict[str, Any]) -> None:
     known = {ENV_PREFIX + field.name.upper() for field in dataclasses.fields(CONFIGS[name])}
     given = image_environment(name).keys() | compose["services"][name]["environment"].keys()
-    assert given - known == set()
+    assert given - known == {"HF_HOME"}
     container_config(name, compose)  # raises if a value is refused
 
 
@@ -279,6 +281,37 @@ def test_default_models_are_in_the_repository(name: str, setting: str, compose: 
         assert (ROOT / model / "config.json").is_file()
     assert "./models:/app/models:ro" in compose["services"][name]["volumes"]
     assert re.search(r"^WORKDIR /app$", dockerfile(name), re.MULTILINE)
+
+
+def test_a_model_of_the_hub_is_downloaded_before_the_services_start_without_a_network() -> None:
+    variables = {"MODEL": "org/big", "DRAFT_MODEL": "org/small", "LOCAL_DRAFT_MODEL": "", "HF_TOKEN": "secret"}
+    services = resolved_by_docker(variables)["services"]
+    fetch = services["models"]
+    assert fetch["entrypoint"] == ["/opt/venv/bin/python", "-m", fetch_module.__name__]
+    assert fetch_module.parser().parse_args(fetch["command"]).models == ["org/big", "org/small", ""]
+    assert (fetch["environment"]["HF_HUB_OFFLINE"], fetch["environment"]["HF_TOKEN"]) == ("0", "secret")
+    assert set(fetch["networks"]) == {"edge"}
+    home = fetch["environment"]["HF_HOME"]
+    [writable] = [mount for mount in fetch["volumes"] if not mount.get("read_only")]
+    assert (writable["source"], writable["target"]) == ("hub", home)
+    for name in CONFIGS:
+        service = services[name]
+        assert service["depends_on"]["models"]["condition"] == "service_completed_successfully"
+        assert service["environment"]["HF_HOME"] == home
+        assert "HF_TOKEN" not in service["environment"]
+        assert re.search(r"\bHF_HUB_OFFLINE=1\b", dockerfile(name))
+        [mount] = [mount for mount in service["volumes"] if mount["target"] == home]
+        assert mount["read_only"]
+    assert container_config("gateway", {"services": services}).model == "org/big"
+    assert container_config("verifier", {"services": services}).model == "org/big"
+    drafter = container_config("drafter", {"services": services})
+    assert (drafter.draft_model, drafter.target_model) == (("org/small",), "org/big")
+
+
+def test_without_a_draft_model_drafters_look_up() -> None:
+    services = resolved_by_docker({"MODEL": "org/big", "DRAFT_MODEL": ""})["services"]
+    config = container_config("drafter", {"services": services})
+    assert set(plan_methods(config.draft_model, config.methods, config.target_model)) == {"ngram", "suffix"}
 
 
 def test_prometheus_asks_the_ports_that_serve_metrics(scrape_ports: dict[str, int], compose: dict[str, Any]) -> None:

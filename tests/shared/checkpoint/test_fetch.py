@@ -35,7 +35,7 @@ def names(home: Path, repo: str) -> set[str]:
 def test_it_downloads_hub_ids_and_passes_over_the_rest(hub: Hub, tmp_path: Path) -> None:
     folder = tmp_path / "here"
     folder.mkdir()
-    done = fetch(hub, tmp_path / "home", "org/big", "", str(folder), "org/small", HF_TOKEN="token")
+    done = fetch(hub, tmp_path / "home", "org/big", "", f"{folder},org/small", HF_TOKEN="token")
     assert done.returncode == 0, done.stderr
     for repo in ("org/big", "org/small"):
         assert names(tmp_path / "home", repo) == {"config.json", "tokenizer.json", "model.safetensors"}
