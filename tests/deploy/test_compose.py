@@ -15,8 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 import yaml
 
+from outrider.client.cli import main as outrider_command
+from outrider.client.cli.app import app
 from outrider.drafter_service.config import DrafterConfig
 from outrider.drafting.methods.registry import plan_methods
 from outrider.gateway.config import GatewayConfig
@@ -338,7 +341,7 @@ def test_dockerfile(name: str, compose: dict[str, Any]) -> None:
     assert config.host == "0.0.0.0"
 
 
-@pytest.mark.parametrize("name", sorted(CONFIGS))
+@pytest.mark.parametrize("name", [*sorted(CONFIGS), "outrider"])
 def test_copied_folders_exist_and_reach_the_build(name: str) -> None:
     ignore = (ROOT / ".dockerignore").read_text().splitlines()
     sources = [
@@ -346,12 +349,26 @@ def test_copied_folders_exist_and_reach_the_build(name: str) -> None:
         for line in re.findall(r"^COPY (?!--from)(.*)$", dockerfile(name), re.MULTILINE)
         for source in line.split()[:-1]
     ]
-    assert MODULES[name].removeprefix("outrider.") in sources
+    modules = MODULES.values() if name == "outrider" else (MODULES[name],)
+    assert {module.removeprefix("outrider.") for module in modules} <= set(sources)
     sources += re.findall(r"--mount=type=bind,source=([^,]+)", dockerfile(name))
     for source in sources:
         path = ROOT / source
         assert path.exists()
         assert f"!{source}/" in ignore if path.is_dir() else f"!{source}" in ignore
+
+
+def test_the_image_with_all_services_serves_what_it_is_given() -> None:
+    final_stage = dockerfile("outrider").rpartition("\nFROM ")[2]
+    [entry] = re.findall(r"^ENTRYPOINT (.*)$", final_stage, re.MULTILINE)
+    python, dash_m, module, *arguments = json.loads(entry)
+    assert (python, dash_m, module) == ("/opt/venv/bin/python", "-m", outrider_command.__name__)
+    given = typer.main.get_command(app).commands["serve"].make_context("serve", [*arguments[1:], "org/big"]).params  # type: ignore[attr-defined]
+    assert (arguments[0], given["model"], given["host"]) == ("serve", "org/big", "0.0.0.0")
+    assert str(given["run_dir"]).startswith("/tmp/")  # the only folder, but for the volume's, that its user may write
+    assert "\nUSER 10001:10001\n" in final_stage
+    assert "HF_HUB_OFFLINE" not in final_stage
+    assert "redis-server" in final_stage
 
 
 def test_no_torch_in_the_gateway_image() -> None:

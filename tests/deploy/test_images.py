@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import subprocess
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -92,6 +93,46 @@ def test_a_model_of_the_hub_is_downloaded_once_and_served(variables: dict[str, s
     compose("down", "--timeout", "5")
     url = start(variables, num_drafters=1)
     assert completion(url, "org/target")["choices"][0]["text"] == answer["choices"][0]["text"]
+
+
+@pytest.mark.storm
+@pytest.mark.timeout(BUILD_TIMEOUT_S)
+def test_one_container_serves_a_model_of_the_hub(variables: dict[str, str]) -> None:
+    """`docker run -p 8000:8000 IMAGE ORG/MODEL`."""
+    port, image = variables["OUTRIDER_PORT"], "outrider-test"
+    docker("build", "-f", "deploy/docker/outrider.Dockerfile", "-t", image, ".")
+    files = {path.name: path.read_bytes() for path in (ROOT / "models/demo-target").iterdir()}
+    with running_hub(Hub({"org/target": files}), host=bridge_address()) as hub:
+        container = docker(
+            *("run", "--detach", "--init", "-p", f"127.0.0.1:{port}:8000", "-e", f"HF_ENDPOINT={hub.url}"),
+            *(image, "org/target"),
+        )
+        try:
+            until_ready(f"http://127.0.0.1:{port}/ready", container)
+            assert completion(f"http://127.0.0.1:{port}", "org/target")["usage"]["completion_tokens"] == 16
+        finally:
+            docker("rm", "--force", "--volumes", container)
+
+
+def docker(*arguments: str) -> str:
+    done = subprocess.run(
+        ["docker", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False
+    )
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    return done.stdout.strip()
+
+
+def until_ready(url: str, container: str) -> None:
+    """Its first start compiles kernels."""
+    deadline = time.monotonic() + BUILD_TIMEOUT_S / 2
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=30):
+                return
+        except OSError:
+            assert docker("inspect", "--format", "{{.State.Running}}", container) == "true", docker("logs", container)
+            assert time.monotonic() < deadline, docker("logs", container)
+            time.sleep(1)
 
 
 def bridge_address() -> str:
