@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 
 import grpc.aio
 
-from tests.chaos.autoscaler import Autoscaler
 from tests.chaos.client import Received
 from tests.chaos.fleet import Fleet
 from tests.chaos.load import Load, Report, compared_request, fetch_references
@@ -25,8 +24,6 @@ _LOOK_EVERY_S = 0.1
 _LEAST_PHASE_S = 3.0
 # A busy one takes longer until a new drafter is found and asked.
 _LONGEST_LOOK_S = 60.0
-# Long enough for some rounds on a busy machine; and until the autoscaler must have been through.
-_AUTOSCALER_LOOKS_EVERY_S, _LONGEST_AUTOSCALED_S = 3.0, 400.0
 
 
 @dataclass
@@ -57,7 +54,7 @@ async def run_scaling(
             under_load.report = phase.report
             if place == 0:
                 for _ in range(load.num_at_once):
-                    group.create_task(under_load.run(0))
+                    group.create_task(under_load.run())
             await _scale_to(fleet, phase.num_drafters)
             began = time.monotonic()
             num_before = phase.report.num_requests  # those that began while the drafters came or went
@@ -73,35 +70,6 @@ async def run_scaling(
     return phases, await leftovers(fleet)
 
 
-async def run_autoscaled(
-    fleet: Fleet, load: Load, autoscaler: Autoscaler, wanted: Sequence[int] = (0, 3, 1)
-) -> tuple[list[int], Report, list[str]]:
-    """From no drafter, under load, until the autoscaler has had each number of `wanted` in turn.
-
-    Most of the load ends when the most drafters serve. Returns the numbers that it chose, what came of the requests and
-    what is still held at the end.
-    """
-    references = await fetch_references(fleet.urls, load)
-    await _scale_to(fleet, wanted[0])
-    chosen = [wanted[0]]
-    under_load = _Load(fleet, load, references, lambda _count: None)
-    await autoscaler.look(chosen[-1])
-    async with asyncio.TaskGroup() as group:
-        for place in range(load.num_at_once):
-            group.create_task(under_load.run(place))
-        began = time.monotonic()
-        while max(wanted) not in chosen or wanted[-1] != chosen[-1]:
-            if time.monotonic() > began + _LONGEST_AUTOSCALED_S:
-                break
-            await asyncio.sleep(_AUTOSCALER_LOOKS_EVERY_S)
-            chosen.append(await autoscaler.look(chosen[-1]))
-            await _scale_to(fleet, chosen[-1])
-            if max(wanted) in chosen:
-                under_load.num_at_once = 1
-        under_load.over = True
-    return chosen, under_load.report, await leftovers(fleet)
-
-
 class _Load:
     """Requests one after another, until it is over; what comes of one is told to the phase in which it began."""
 
@@ -109,7 +77,6 @@ class _Load:
         self, fleet: Fleet, load: Load, references: Sequence[Received], progress: Callable[[int], None]
     ) -> None:
         self.over = False
-        self.num_at_once = load.num_at_once
         self.report = Report()
         self._fleet = fleet
         self._load = load
@@ -117,9 +84,8 @@ class _Load:
         self._progress = progress
         self._indices: Iterator[int] = itertools.count()
 
-    async def run(self, place: int) -> None:
-        """The requests of one client; those whose place is beyond `num_at_once` end."""
-        while not self.over and place < self.num_at_once:
+    async def run(self) -> None:
+        while not self.over:
             report = self.report
             await compared_request(self._fleet.urls, self._load, next(self._indices), self._references, report)
             report.num_requests += 1
