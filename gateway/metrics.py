@@ -40,6 +40,10 @@ class GatewayMetrics:
 
         self.running = Gauge("outrider:num_requests_running", "Choices being decoded.", registry=registry)
         self.waiting = Gauge("outrider:num_requests_waiting", "Choices not started yet.", registry=registry)
+        # What routers before several gateways choose by, with the two above (Gateway API inference extension, llm-d).
+        self.kv_usage = Gauge(
+            "outrider:fleet_kv_cache_usage_perc", "Share of the fleet's KV blocks in use, 0 to 1.", registry=registry
+        )
         self.members = Gauge("outrider:fleet_members", "Healthy members.", ["service"], registry=registry)
         self.verifier_kinds = Gauge(
             "outrider:verifier_kinds", "Kinds of arithmetic among the healthy verifiers.", registry=registry

@@ -10,12 +10,10 @@ exception, a draft that is too long or an id outside the vocabulary would end it
 from __future__ import annotations
 
 import logging
-import math
 import sys
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from outrider.plugins import wire
@@ -24,7 +22,7 @@ from outrider.plugins.link import Link
 from outrider.plugins.options import Options
 from outrider.plugins.rows import Rows, Session
 from outrider.plugins.switch import Switch
-from outrider.shared.checkpoint.tokenizer_digest import tokenizer_digest
+from outrider.plugins.usable import digest_of, usable
 
 log = logging.getLogger("vllm.outrider")  # vLLM's own handlers print it
 
@@ -49,7 +47,7 @@ class Proposer:
         if _is_asking_rank():
             engine = wire.DraftEngine(
                 model=str(model.served_model_name or model.model),
-                tokenizer_digest=_target_digest(model),
+                tokenizer_digest=digest_of(str(model.tokenizer), model.tokenizer_revision),
                 vocab_size=self._vocab_size,
                 method=self._options.method,
             )
@@ -108,14 +106,12 @@ class Proposer:
             log.info("Outrider's drafts for batches of about %d are %s", len(sessions), state)
 
     def _usable(self, token_ids: list[int], confidence: bytes) -> list[int]:
-        """The draft as far as it is likely enough; none if any id is not vLLM's."""
-        token_ids = token_ids[: self._num_draft_tokens]
-        if not all(0 <= token_id < self._vocab_size for token_id in token_ids):
-            return []
-        for place, joint in enumerate(_joint(confidence[: len(token_ids)])):
-            if joint < self._options.min_confidence:
-                return token_ids[:place]
-        return token_ids
+        return usable(
+            token_ids[: self._num_draft_tokens],
+            confidence,
+            vocab_size=self._vocab_size,
+            min_confidence=self._options.min_confidence,
+        )
 
     def _sweep(self) -> None:
         while not self._closed.wait(_SWEEP_S):
@@ -127,10 +123,6 @@ class Proposer:
                 log.exception("Outrider cannot close sessions")
 
 
-def _joint(confidence: bytes) -> list[float]:
-    return [math.prod(byte / 255 for byte in confidence[: place + 1]) for place in range(len(confidence))]
-
-
 def _is_asking_rank() -> bool:
     """With tensor parallelism every rank proposes, and vLLM takes the drafts of the first one of the last stage."""
     parallel_state = sys.modules.get("vllm.distributed.parallel_state")
@@ -140,17 +132,3 @@ def _is_asking_rank() -> bool:
         return bool(parallel_state.get_tp_group().rank_in_group == 0)
     except AssertionError:  # no groups: one rank
         return True
-
-
-def _target_digest(model: Any) -> str:
-    """The digest of the target's tokenizer; "" where its tokenizer.json is not on this machine."""
-    name = str(model.tokenizer)
-    if Path(name).is_dir():
-        return tokenizer_digest(name)
-    try:
-        from huggingface_hub import try_to_load_from_cache  # type: ignore[import-not-found,unused-ignore]
-
-        found = try_to_load_from_cache(name, "tokenizer.json", revision=model.tokenizer_revision)
-    except Exception:  # not a Hub id, or no such package
-        return ""
-    return tokenizer_digest(Path(found).parent) if isinstance(found, str) else ""

@@ -29,7 +29,7 @@ class Hub:
 
 
 @contextmanager
-def running_hub(hub: Hub) -> Iterator[Hub]:
+def running_hub(hub: Hub, host: str = "127.0.0.1") -> Iterator[Hub]:
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
@@ -85,8 +85,8 @@ def running_hub(hub: Hub) -> Iterator[Hub]:
             if body and self.command == "GET":
                 self.wfile.write(data)
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    hub.url = f"http://127.0.0.1:{server.server_address[1]}"
+    server = ThreadingHTTPServer((host, 0), Handler)
+    hub.url = f"http://{host}:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

@@ -24,12 +24,15 @@ COPY shared outrider/shared
 COPY gateway outrider/gateway
 # The `outrider` command belongs to the client, which is not in here.
 RUN /opt/tools/bin/pip install --disable-pip-version-check --no-deps --target /opt/app . && rm -r /opt/app/bin
+# Where Compose keeps models of the Hub; a volume that is mounted there begins as the image's user's.
+RUN mkdir /opt/hub
 
 FROM ${PYTHON_IMAGE}
 COPY --from=packages /opt/venv /opt/venv
 COPY --from=build /opt/app /opt/app
+COPY --from=build --chown=10001:10001 /opt/hub /var/cache/huggingface
 ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/opt/app PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp \
-    OUTRIDER_HOST=0.0.0.0 OUTRIDER_PORT=8000 OUTRIDER_GRPC_PORT=8001
+    HF_HOME=/tmp/huggingface HF_HUB_OFFLINE=1 OUTRIDER_HOST=0.0.0.0 OUTRIDER_PORT=8000 OUTRIDER_GRPC_PORT=8001
 WORKDIR /app
 USER 10001:10001
 EXPOSE 8000 8001

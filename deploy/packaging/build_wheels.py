@@ -31,8 +31,8 @@ AUDIT_DESCRIPTION = "Tests over HTTP whether a server's speculative decoding cha
 AUDIT_NEEDS = {"httpx", "numpy"}
 VLLM_DESCRIPTION = "Outrider's drafters for vLLM: a proposer that asks them over gRPC"
 VLLM_PARTS = (
-    *("__init__.py", "py.typed", "vllm.py", "plugins", "v1/descriptors.binpb", "shared/__init__.py"),
-    *("shared/checkpoint/__init__.py", "shared/checkpoint/tokenizer_digest.py"),
+    *("__init__.py", "py.typed", "vllm.py", "transformers.py", "plugins", "v1/descriptors.binpb"),
+    *("shared/__init__.py", "shared/checkpoint/__init__.py", "shared/checkpoint/tokenizer_digest.py"),
 )
 # The oldest that it was run with; vLLM pins its own.
 VLLM_NEEDS = ["grpcio>=1.66,<2", "numpy>=1.26,<3", "protobuf>=5.29.6,<8"]

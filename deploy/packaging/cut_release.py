@@ -1,4 +1,4 @@
-"""Cuts a release: the version in pyproject.toml and the manifests, and the changelog's "Unreleased" under its number.
+"""Cuts a release: the version in pyproject.toml and the chart, and the changelog's "Unreleased" under its number.
 
     python deploy/packaging/cut_release.py 0.2.0        # `make release VERSION=0.2.0` does it, and builds
 
@@ -19,8 +19,7 @@ _UNRELEASED = "## [Unreleased]\n"
 # Where the version stands, each with the pattern around it.
 _PLACES = {
     "pyproject.toml": r'^(version = "){}(")$',
-    "deploy/kubernetes/overlays/cpu/kustomization.yaml": r'(newTag: "){}("\}})',
-    "deploy/kubernetes/overlays/gpu/kustomization.yaml": r"(newTag: ){}(-cuda\}})",
+    "deploy/kubernetes/chart/Chart.yaml": r'^((?:version|appVersion): "?){}("?)$',
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -112,7 +112,9 @@ class LiveService:
 
     def render_metrics(self) -> bytes:
         metrics = self._generation.metrics
-        metrics.members.labels("verifier").set(len(self._generation.verifiers.healthy()))
+        verifiers = self._generation.verifiers.healthy()
+        metrics.members.labels("verifier").set(len(verifiers))
+        metrics.kv_usage.set(_kv_usage([member.info for member in verifiers if member.info is not None]))
         metrics.members.labels("drafter").set(len(self._generation.drafters.healthy()))
         metrics.waiting.set(self._generation.starts.num_waiting)
         metrics.verifier_kinds.set(len(self._generation.kinds.present()))
@@ -179,6 +181,12 @@ class LiveService:
         known = [*serving, self._target, *_seen(self._generation.verifiers)]
         self._target = next((info for info in known if info is not None), None)
         return self._target
+
+
+def _kv_usage(verifiers: Sequence[VerifierInfo]) -> float:
+    """The share of their KV blocks that is in use, of all together; 1 without a verifier: there is no room."""
+    num_blocks = sum(info.num_blocks for info in verifiers)
+    return 1.0 - sum(info.num_free_blocks for info in verifiers) / num_blocks if num_blocks else 1.0
 
 
 def _seen(pool: Pool[InfoT]) -> list[InfoT]:

@@ -15,10 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 import yaml
 
+from outrider.client.cli import main as outrider_command
+from outrider.client.cli.app import app
 from outrider.drafter_service.config import DrafterConfig
+from outrider.drafting.methods.registry import plan_methods
 from outrider.gateway.config import GatewayConfig
+from outrider.shared.checkpoint import fetch as fetch_module
 from outrider.shared.config import ENV_PREFIX, load_config
 from outrider.shared.service import is_enabled_at
 from outrider.verifier_service.config import VerifierConfig
@@ -31,9 +36,9 @@ MODULES = {
     "verifier": "outrider.verifier_service",
 }
 # Of the profile cpu, which .env makes the default; gpu has ON_GPU in place of the verifier.
-ALL_SERVICES = {*CONFIGS, "redis", "prometheus", "grafana"}
+ALL_SERVICES = {*CONFIGS, "models", "redis", "prometheus", "grafana"}
 ON_GPU = "verifier-gpu"
-_INTERPOLATION = re.compile(r"\$\{([A-Z_]+)(?::-([^}]*))?\}")
+_INTERPOLATION = re.compile(r"\$\{([A-Z_]+)(?::?-([^}]*))?\}")
 
 
 def with_defaults(value: Any) -> Any:
@@ -95,7 +100,7 @@ def seconds(text: str) -> float:
     return float(text.removesuffix("s"))
 
 
-def test_the_stack_has_its_six_services(compose: dict[str, Any]) -> None:
+def test_the_stack_has_its_services(compose: dict[str, Any]) -> None:
     assert set(compose["services"]) == {*ALL_SERVICES, ON_GPU}
 
 
@@ -236,7 +241,7 @@ def test_redis_has_memory_to_rewrite_its_log(compose: dict[str, Any]) -> None:
 def test_every_variable_is_a_setting_of_its_service(name: str, compose: dict[str, Any]) -> None:
     known = {ENV_PREFIX + field.name.upper() for field in dataclasses.fields(CONFIGS[name])}
     given = image_environment(name).keys() | compose["services"][name]["environment"].keys()
-    assert given - known == set()
+    assert given - known == {"HF_HOME"}
     container_config(name, compose)  # raises if a value is refused
 
 
@@ -281,6 +286,37 @@ def test_default_models_are_in_the_repository(name: str, setting: str, compose: 
     assert re.search(r"^WORKDIR /app$", dockerfile(name), re.MULTILINE)
 
 
+def test_a_model_of_the_hub_is_downloaded_before_the_services_start_without_a_network() -> None:
+    variables = {"MODEL": "org/big", "DRAFT_MODEL": "org/small", "LOCAL_DRAFT_MODEL": "", "HF_TOKEN": "secret"}
+    services = resolved_by_docker(variables)["services"]
+    fetch = services["models"]
+    assert fetch["entrypoint"] == ["/opt/venv/bin/python", "-m", fetch_module.__name__]
+    assert fetch_module.parser().parse_args(fetch["command"]).models == ["org/big", "org/small", ""]
+    assert (fetch["environment"]["HF_HUB_OFFLINE"], fetch["environment"]["HF_TOKEN"]) == ("0", "secret")
+    assert set(fetch["networks"]) == {"edge"}
+    home = fetch["environment"]["HF_HOME"]
+    [writable] = [mount for mount in fetch["volumes"] if not mount.get("read_only")]
+    assert (writable["source"], writable["target"]) == ("hub", home)
+    for name in CONFIGS:
+        service = services[name]
+        assert service["depends_on"]["models"]["condition"] == "service_completed_successfully"
+        assert service["environment"]["HF_HOME"] == home
+        assert "HF_TOKEN" not in service["environment"]
+        assert re.search(r"\bHF_HUB_OFFLINE=1\b", dockerfile(name))
+        [mount] = [mount for mount in service["volumes"] if mount["target"] == home]
+        assert mount["read_only"]
+    assert container_config("gateway", {"services": services}).model == "org/big"
+    assert container_config("verifier", {"services": services}).model == "org/big"
+    drafter = container_config("drafter", {"services": services})
+    assert (drafter.draft_model, drafter.target_model) == (("org/small",), "org/big")
+
+
+def test_without_a_draft_model_drafters_look_up() -> None:
+    services = resolved_by_docker({"MODEL": "org/big", "DRAFT_MODEL": ""})["services"]
+    config = container_config("drafter", {"services": services})
+    assert set(plan_methods(config.draft_model, config.methods, config.target_model)) == {"ngram", "suffix"}
+
+
 def test_prometheus_asks_the_ports_that_serve_metrics(scrape_ports: dict[str, int], compose: dict[str, Any]) -> None:
     assert scrape_ports == {
         "gateway": container_config("gateway", compose).port,
@@ -305,7 +341,7 @@ def test_dockerfile(name: str, compose: dict[str, Any]) -> None:
     assert config.host == "0.0.0.0"
 
 
-@pytest.mark.parametrize("name", sorted(CONFIGS))
+@pytest.mark.parametrize("name", [*sorted(CONFIGS), "outrider"])
 def test_copied_folders_exist_and_reach_the_build(name: str) -> None:
     ignore = (ROOT / ".dockerignore").read_text().splitlines()
     sources = [
@@ -313,12 +349,26 @@ def test_copied_folders_exist_and_reach_the_build(name: str) -> None:
         for line in re.findall(r"^COPY (?!--from)(.*)$", dockerfile(name), re.MULTILINE)
         for source in line.split()[:-1]
     ]
-    assert MODULES[name].removeprefix("outrider.") in sources
+    modules = MODULES.values() if name == "outrider" else (MODULES[name],)
+    assert {module.removeprefix("outrider.") for module in modules} <= set(sources)
     sources += re.findall(r"--mount=type=bind,source=([^,]+)", dockerfile(name))
     for source in sources:
         path = ROOT / source
         assert path.exists()
         assert f"!{source}/" in ignore if path.is_dir() else f"!{source}" in ignore
+
+
+def test_the_image_with_all_services_serves_what_it_is_given() -> None:
+    final_stage = dockerfile("outrider").rpartition("\nFROM ")[2]
+    [entry] = re.findall(r"^ENTRYPOINT (.*)$", final_stage, re.MULTILINE)
+    python, dash_m, module, *arguments = json.loads(entry)
+    assert (python, dash_m, module) == ("/opt/venv/bin/python", "-m", outrider_command.__name__)
+    given = typer.main.get_command(app).commands["serve"].make_context("serve", [*arguments[1:], "org/big"]).params  # type: ignore[attr-defined]
+    assert (arguments[0], given["model"], given["host"]) == ("serve", "org/big", "0.0.0.0")
+    assert str(given["run_dir"]).startswith("/tmp/")  # the only folder, but for the volume's, that its user may write
+    assert "\nUSER 10001:10001\n" in final_stage
+    assert "HF_HUB_OFFLINE" not in final_stage
+    assert "redis-server" in final_stage
 
 
 def test_no_torch_in_the_gateway_image() -> None:

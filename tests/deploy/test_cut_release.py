@@ -13,17 +13,13 @@ import yaml
 from deploy.packaging.cut_release import cut
 
 ROOT = Path(__file__).parents[2]
-OVERLAYS = "deploy/kubernetes/overlays"
+CHART = "deploy/kubernetes/chart/Chart.yaml"
 DAY = date(2026, 1, 2)
 
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    for name in (
-        "pyproject.toml",
-        "CHANGELOG.md",
-        *(f"{OVERLAYS}/{kind}/kustomization.yaml" for kind in ("cpu", "gpu")),
-    ):
+    for name in ("pyproject.toml", "CHANGELOG.md", CHART):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     text = (tmp_path / "CHANGELOG.md").read_text()
@@ -35,9 +31,8 @@ def test_every_place_has_the_new_version(copy: Path) -> None:
     before = (copy / "CHANGELOG.md").read_text()
     cut(copy, "7.1.0", DAY)
     assert tomllib.loads((copy / "pyproject.toml").read_text())["project"]["version"] == "7.1.0"
-    for kind, tag in (("cpu", "7.1.0"), ("gpu", "7.1.0-cuda")):
-        images = yaml.safe_load((copy / OVERLAYS / kind / "kustomization.yaml").read_text())["images"]
-        assert {str(image["newTag"]) for image in images} == {tag}
+    chart = yaml.safe_load((copy / CHART).read_text())
+    assert (chart["version"], chart["appVersion"]) == ("7.1.0", "7.1.0")
     text = (copy / "CHANGELOG.md").read_text()
     assert "## [Unreleased]\n\n## [7.1.0] - 2026-01-02\n\n- A change.\n" in text
     assert text.replace("\n## [7.1.0] - 2026-01-02\n", "", 1) == before

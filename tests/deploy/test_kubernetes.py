@@ -1,34 +1,34 @@
-"""The Kubernetes manifests: schemas, and that labels, ports, probes and network policies fit each other and the code.
+"""The chart: schemas, and that labels, ports, probes and network policies fit each other and the code.
 
 Nothing is applied to a cluster here. Settings, hardening and scaling: test_kubernetes_settings.py.
 """
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from types import SimpleNamespace
 from typing import cast
 
 import kubernetes_validate
 import pytest
-import yaml
 
 from outrider.gateway.servers.http.app import create_app
 from outrider.gateway.servers.service import GatewayService
+from tests.deploy.helm import VERSIONS as HELM_VERSIONS
+from tests.deploy.helm import Document, HelmError, lint, render
 from tests.deploy.kubernetes_objects import (
-    KUBERNETES,
-    OVERLAYS,
     SERVICES,
+    VALUES,
     config_of,
     container_of,
+    named,
     of_kind,
+    of_release,
     one,
     pod_labels,
+    pod_of,
     selected,
     workloads,
 )
-from tests.deploy.kustomize import Document, build, pod_of
 
 # The oldest that has all that is used here (preStop's sleep), and the newest that the schemas are there for.
 VERSIONS = ("1.30.0", kubernetes_validate.latest_version())
@@ -38,17 +38,22 @@ PART_OF = {"app.kubernetes.io/part-of": "outrider"}
 # ---- by themselves ----
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_kubectl_builds_the_same(overlay: str) -> None:
-    if shutil.which("kubectl") is None:
-        pytest.skip("kubectl is not here to compare with")
-    folder = KUBERNETES / "overlays" / overlay
-    done = subprocess.run(["kubectl", "kustomize", str(folder)], capture_output=True, text=True, timeout=60, check=True)
+@pytest.mark.parametrize("version", HELM_VERSIONS)
+def test_both_helms_take_it_and_make_the_same(version: str, kind: str) -> None:
+    assert lint(VALUES[kind], version)["passed"]
+    assert render(VALUES[kind], version) == render(VALUES[kind])
 
-    def key(document: Document) -> tuple[str, str]:
-        return document["kind"], document["metadata"]["name"]
 
-    assert sorted(yaml.safe_load_all(done.stdout), key=key) == sorted(build(folder), key=key)
+def test_without_a_model_it_says_what_to_name() -> None:
+    with pytest.raises(HelmError, match="name the target"):
+        render({})
+    with pytest.raises(HelmError, match="give url or urlSecret"):
+        render({**VALUES["folders"], "redis": {"enabled": False}})
+
+
+def test_a_value_that_is_none_is_refused() -> None:
+    with pytest.raises(HelmError, match="replica"):
+        render({**VALUES["folders"], "gateway": {"replica": 3}})
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -63,25 +68,26 @@ def test_the_schemas_are_strict(objects: list[Document]) -> None:
         kubernetes_validate.validate(broken, VERSIONS[-1], strict=True)
 
 
-def test_every_object_is_in_the_namespace_and_there_once(objects: list[Document]) -> None:
+def test_every_object_is_the_release_s_and_there_once(objects: list[Document]) -> None:
     names = [(document["kind"], document["metadata"]["name"]) for document in objects]
     assert len(names) == len(set(names))
-    [namespace] = of_kind(objects, "Namespace")
     for document in objects:
+        assert document["metadata"]["name"].startswith(named(""))
         assert document["metadata"]["labels"].items() >= PART_OF.items()
-        if document is not namespace:
-            assert document["metadata"]["namespace"] == namespace["metadata"]["name"]
+        assert "namespace" not in document["metadata"]  # the release's
 
 
-def test_the_stack_is_whole(objects: list[Document]) -> None:
-    assert workloads(objects).keys() == {*SERVICES, "redis"}
-    for kind, names in {
-        "Service": {*SERVICES, "redis"},
+def test_the_stack_is_whole(kind: str, objects: list[Document]) -> None:
+    redis = set() if kind == "own-redis" else {"redis"}
+    assert workloads(objects).keys() == {*SERVICES, *redis}
+    for of, names in {
+        "Service": {*SERVICES, *redis},
         "ConfigMap": set(SERVICES),
         "PodDisruptionBudget": set(SERVICES),
-        "HorizontalPodAutoscaler": {"verifier", "drafter"},
+        "HorizontalPodAutoscaler": set() if kind == "own-redis" else {"verifier", "drafter"},
+        "PersistentVolumeClaim": set() if kind == "folders" else {"models"},
     }.items():
-        assert {document["metadata"]["name"] for document in of_kind(objects, kind)} == names
+        assert {document["metadata"]["name"] for document in of_kind(objects, of)} == set(map(named, names))
 
 
 # ---- labels and ports ----
@@ -94,12 +100,13 @@ def test_selectors_take_the_pods_they_are_meant_for(objects: list[Document]) -> 
         for constraint in pod_of(document).get("topologySpreadConstraints", ()):
             assert selected(constraint["labelSelector"], labels) == {name}
     for document in of_kind(objects, "Service"):
-        assert selected({"matchLabels": document["spec"]["selector"]}, labels) == {document["metadata"]["name"]}
+        assert selected({"matchLabels": document["spec"]["selector"]}, labels) == {of_release(document)}
     for document in of_kind(objects, "PodDisruptionBudget"):
-        assert selected(document["spec"]["selector"], labels) == {document["metadata"]["name"]}
+        assert selected(document["spec"]["selector"], labels) == {of_release(document)}
     for document in of_kind(objects, "HorizontalPodAutoscaler"):
         target = document["spec"]["scaleTargetRef"]
-        assert "replicas" not in one(objects, target["kind"], target["name"])["spec"]
+        assert target["name"] == document["metadata"]["name"]
+        assert "replicas" not in one(objects, target["kind"], of_release(document))["spec"]
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -133,15 +140,20 @@ def test_probes_ask_what_is_served(name: str, objects: list[Document]) -> None:
         assert container["readinessProbe"]["httpGet"]["path"] == "/ready"
 
 
-def test_the_gateway_finds_the_others(objects: list[Document]) -> None:
+def test_the_gateway_finds_the_others(kind: str, objects: list[Document]) -> None:
     gateway = config_of(objects, "gateway")
     addresses = {"verifier": gateway.verifiers, "drafter": gateway.drafters}
     for name, (address,) in addresses.items():
         service = one(objects, "Service", name)["spec"]
         assert service["clusterIP"] == "None"  # its name is every pod's address, not one for all
-        assert address == f"{name}:{service['ports'][0]['port']}"
-    service = one(objects, "Service", "redis")["spec"]
-    assert gateway.redis_url == f"redis://redis:{service['ports'][0]['port']}/0"
+        assert address == f"{named(name)}:{service['ports'][0]['port']}"
+    if kind == "own-redis":
+        [variable] = container_of(objects, "gateway")["env"]
+        assert variable["name"] == "OUTRIDER_REDIS_URL"
+        assert variable["valueFrom"] == {"secretKeyRef": {"name": "redis", "key": "url"}}
+    else:
+        service = one(objects, "Service", "redis")["spec"]
+        assert gateway.redis_url == f"redis://{named('redis')}:{service['ports'][0]['port']}/0"
 
 
 def reaches(objects: list[Document], source: dict[str, str], target: str, port: int) -> bool:
@@ -174,7 +186,7 @@ def test_nobody_reaches_what_is_not_his(objects: list[Document]) -> None:
     stranger, monitoring = {"app": "other"}, {"kubernetes.io/metadata.name": "monitoring"}
     ports = {"gateway": (8000, 8001), "verifier": (7001, 9101), "drafter": (7002, 9102), "redis": (6379,)}
     for target, numbers in ports.items():
-        for port in numbers:
+        for port in numbers if target in labels else ():
             is_door, is_metrics = target == "gateway", port in (9101, 9102)
             assert reaches(objects, stranger, target, port) == is_door
             assert reaches(objects, labels["gateway"], target, port) == (not is_metrics)
@@ -182,17 +194,26 @@ def test_nobody_reaches_what_is_not_his(objects: list[Document]) -> None:
             assert reaches(objects, monitoring, target, port) == (is_door or is_metrics)
 
 
-def test_the_gateway_may_go_where_it_must(objects: list[Document]) -> None:
+def test_the_gateway_may_go_where_it_must(kind: str, objects: list[Document]) -> None:
     labels = pod_labels(objects)
-    gateway = one(objects, "NetworkPolicy", "gateway")["spec"]
+    rules = one(objects, "NetworkPolicy", "gateway")["spec"]["egress"]
     allowed = {
         (target, entry["port"])
-        for rule in gateway["egress"]
-        for target in selected(rule["to"][0]["podSelector"], labels)
+        for rule in rules
+        for target in (selected(rule["to"][0]["podSelector"], labels) if "to" in rule else {"anywhere"})
         for entry in rule["ports"]
     }
-    assert allowed == {("verifier", 7001), ("drafter", 7002), ("redis", 6379)}
-    [names] = [
-        policy for policy in of_kind(objects, "NetworkPolicy") if policy["metadata"]["name"] == "names-and-traces"
-    ]
-    assert selected(names["spec"]["podSelector"], labels) == set(SERVICES)
+    redis = ("anywhere", 6380) if kind == "own-redis" else ("redis", 6379)
+    assert allowed == {("verifier", 7001), ("drafter", 7002), redis}
+
+
+def test_the_hub_is_reached_where_something_is_to_be_fetched(kind: str, objects: list[Document]) -> None:
+    outward = one(objects, "NetworkPolicy", "outward")["spec"]
+    assert selected(outward["podSelector"], pod_labels(objects)) == set(SERVICES)
+    everywhere = [entry["port"] for rule in outward["egress"] if "to" not in rule for entry in rule["ports"]]
+    assert everywhere == ([] if kind == "folders" else [443])
+
+
+def test_policies_can_be_left_out() -> None:
+    objects = render({**VALUES["folders"], "networkPolicies": {"enabled": False}})
+    assert not of_kind(objects, "NetworkPolicy")

@@ -1,4 +1,4 @@
-"""The Kubernetes manifests: settings that the services take, hardening, and what the autoscalers ask for."""
+"""The chart: settings that the services take, hardening, and what the autoscalers ask for."""
 
 from __future__ import annotations
 
@@ -9,22 +9,34 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import pytest
 import redis
 import yaml
 
+from outrider.drafting.methods.registry import plan_methods
+from outrider.shared.checkpoint import fetch as fetch_module
+from outrider.shared.checkpoint.fetch import parser as fetch_parser
+from outrider.shared.errors import ConfigError
 from outrider.shared.service import is_enabled_at
+from tests.deploy.conftest import rendered
+from tests.deploy.helm import Document, render
 from tests.deploy.kubernetes_objects import (
     KUBERNETES,
     SERVICES,
+    VALUES,
+    adapter_rules,
     config_of,
     container_of,
+    containers_of,
+    named,
     of_kind,
+    of_release,
     one,
     pod_labels,
+    pod_of,
     workloads,
 )
-from tests.deploy.kustomize import Document, build, containers_of, pod_of, read_documents
 from tests.deploy.test_compose import MODULES, ROOT
 from tests.ports import server_port
 
@@ -49,10 +61,34 @@ def help_of(name: str) -> str:
 
 @pytest.mark.parametrize("name", SERVICES)
 def test_variables_are_settings_that_help_names(name: str, objects: list[Document]) -> None:
-    config_of(objects, name)  # raises if a value is refused
-    for variable in one(objects, "ConfigMap", name)["data"]:
+    config_of(objects, name)  # raises if a flag or a value is refused
+    variables = set(one(objects, "ConfigMap", name)["data"]) - {"HF_HOME"}
+    for variable in variables:
         assert f"${variable})" in help_of(name)
-    assert container_of(objects, name)["envFrom"] == [{"configMapRef": {"name": name}}]
+    assert container_of(objects, name)["envFrom"] == [{"configMapRef": {"name": named(name)}}]
+
+
+def test_what_the_values_say_of_settings_and_flags_arrives() -> None:
+    objects = rendered("hub")
+    assert config_of(objects, "gateway").metrics_prefix == "vllm"
+    assert config_of(objects, "verifier").tensor_parallel_size == 2
+    objects = rendered("own-redis")
+    assert config_of(objects, "gateway").slo_itl_ms == 40
+    assert config_of(objects, "verifier").max_num_seqs == 128
+    assert config_of(objects, "gateway").redis_url == "redis://from-a-secret"
+    assert {name: workloads(objects)[name]["spec"]["replicas"] for name in ("verifier", "drafter")} == {
+        "verifier": 3,
+        "drafter": 0,
+    }
+
+
+def test_a_flag_that_a_service_does_not_know_is_found_out() -> None:
+    objects = render({**VALUES["folders"], "verifier": {"args": ["--tensor-parallel", "two"]}})
+    with pytest.raises(ConfigError, match="tensor-parallel-size"):
+        config_of(objects, "verifier")  # a flag's beginning is that flag, and "two" no number
+    objects = render({**VALUES["folders"], "drafter": {"args": ["--tensor-parallel-size", "2"]}})
+    with pytest.raises(SystemExit):
+        config_of(objects, "drafter")
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -62,14 +98,49 @@ def test_draining_ends_before_the_pod_is_killed(name: str, objects: list[Documen
     assert pod["terminationGracePeriodSeconds"] >= pause + config_of(objects, name).drain_s + 5
 
 
-@pytest.mark.parametrize(("name", "setting"), [("gateway", "model"), ("verifier", "model"), ("drafter", "draft_model")])
-def test_default_models_are_on_the_volume(name: str, setting: str, objects: list[Document]) -> None:
-    value = getattr(config_of(objects, name), setting)
-    for model in (value,) if isinstance(value, str) else value:
-        assert (ROOT / model / "config.json").is_file()
-        assert model.startswith("models/")
+@pytest.mark.parametrize("name", SERVICES)
+def test_models_are_on_the_claim(name: str, kind: str, objects: list[Document]) -> None:
+    config = config_of(objects, name)
+    values = VALUES[kind]
+    if name == "drafter":
+        draft = values.get("draftModel", "")
+        assert (config.draft_model, config.target_model) == ((draft,) if draft else (), values["model"])
+        if not draft:
+            assert set(plan_methods((), config.methods, config.target_model)) == {"ngram", "suffix"}
+    else:
+        assert config.model == values["model"]
     [mount] = [mount for mount in container_of(objects, name)["volumeMounts"] if mount["name"] == "models"]
     assert (mount["mountPath"], mount["readOnly"]) == ("/app/models", True)
+    [volume] = [volume for volume in pod_of(workloads(objects)[name])["volumes"] if volume["name"] == "models"]
+    claim = "checkpoints" if kind == "folders" else one(objects, "PersistentVolumeClaim", "models")["metadata"]["name"]
+    assert volume["persistentVolumeClaim"] == {"claimName": claim}
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_hub_ids_are_fetched_first_and_nothing_is_fetched_later(name: str, kind: str, objects: list[Document]) -> None:
+    fetches = pod_of(workloads(objects)[name]).get("initContainers", [])
+    if kind == "folders":
+        assert not fetches
+        return
+    [fetch] = fetches
+    given = fetch_parser().parse_args(fetch["args"])
+    values = VALUES[kind]
+    drafts = [values["draftModel"]] if name == "drafter" and "draftModel" in values else []
+    assert (given.models, given.no_weights) == ([*drafts, values["model"]], name == "gateway")
+    assert fetch["command"] == ["/opt/venv/bin/python", "-m", fetch_module.__name__]
+    variables = {entry["name"]: entry for entry in fetch["env"]}
+    assert variables["HF_HUB_OFFLINE"]["value"] == "0"
+    [mount] = [mount for mount in fetch["volumeMounts"] if mount["name"] == "models"]
+    assert not mount.get("readOnly")
+    assert variables["HF_HOME"]["value"].startswith(f"{mount['mountPath']}/")
+    if kind == "hub":
+        assert variables["HF_TOKEN"]["valueFrom"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
+        assert variables["HF_ENDPOINT"]["value"] == "https://hub.example.com"
+    # The service reads the same cache and asks nobody.
+    settings = one(objects, "ConfigMap", name)["data"]
+    assert settings["HF_HOME"] == variables["HF_HOME"]["value"]
+    assert "HF_HUB_OFFLINE" not in settings
+    assert image_variable(name, "HF_HUB_OFFLINE") == "1"
 
 
 @pytest.mark.parametrize("name", ["verifier", "drafter"])
@@ -96,7 +167,8 @@ def image_variable(name: str, variable: str) -> str:
     return text.partition(f" {variable}=")[2].split()[0]
 
 
-def test_keys_are_wanted_and_come_from_a_secret(objects: list[Document]) -> None:
+def test_keys_come_from_a_secret() -> None:
+    objects = rendered("hub")
     keys = Path(config_of(objects, "gateway").api_keys_file)
     [mount] = [
         mount for mount in container_of(objects, "gateway")["volumeMounts"] if mount["mountPath"] == str(keys.parent)
@@ -106,22 +178,32 @@ def test_keys_are_wanted_and_come_from_a_secret(objects: list[Document]) -> None
     ]
     assert volume["secret"]["secretName"] == "api-keys"
     assert mount["readOnly"]
-    assert not of_kind(objects, "Secret")  # none in the repository
+    for kind in VALUES:
+        assert not of_kind(rendered(kind), "Secret")  # they are made by hand
+    assert not config_of(rendered("folders"), "gateway").api_keys_file
 
 
-def test_the_gpu_overlay_runs_on_gpus() -> None:
-    objects = build(KUBERNETES / "overlays/gpu")
-    for name in ("verifier", "drafter"):
+def test_gpus() -> None:
+    objects = rendered("hub")
+    for name, number in (("verifier", 2), ("drafter", 1)):
         assert config_of(objects, name).device == "cuda"
-        assert container_of(objects, name)["resources"]["limits"]["nvidia.com/gpu"] == 1
-    assert "nvidia.com/gpu" not in container_of(objects, "gateway")["resources"]["limits"]
+        assert container_of(objects, name)["resources"]["limits"]["nvidia.com/gpu"] == number
+        assert container_of(objects, name)["image"].endswith("-cuda")
+    assert config_of(objects, "verifier").kv_cache_mb == 0  # what the GPU has
+    assert config_of(rendered("folders"), "verifier").kv_cache_mb == 2048
+    gateway = container_of(objects, "gateway")
+    assert "nvidia.com/gpu" not in gateway["resources"]["limits"]
+    assert not gateway["image"].endswith("-cuda")
 
 
 # ---- hardening ----
 
 
 @pytest.mark.parametrize("name", [*SERVICES, "redis"])
-def test_pods_are_hardened(name: str, objects: list[Document]) -> None:
+def test_pods_are_hardened(name: str, kind: str, objects: list[Document]) -> None:
+    if (name, kind) == ("redis", "own-redis"):
+        assert name not in workloads(objects)
+        return
     pod = pod_of(workloads(objects)[name])
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert pod["securityContext"]["runAsUser"] > 0
@@ -136,8 +218,8 @@ def test_pods_are_hardened(name: str, objects: list[Document]) -> None:
         }
         assert container["resources"]["requests"].keys() >= {"cpu", "memory"}
         assert "memory" in container["resources"]["limits"]
-        assert {"startupProbe", "readinessProbe", "livenessProbe"} <= container.keys()
         assert ":" in container["image"].rpartition("/")[2]
+    assert {"startupProbe", "readinessProbe", "livenessProbe"} <= container_of(objects, name).keys()
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -147,8 +229,8 @@ def test_nothing_is_shown_to_developers(name: str, objects: list[Document]) -> N
     assert pod_of(workloads(objects)[name])["securityContext"]["runAsUser"] == 10001  # as the image says
 
 
-def test_redis_starts_as_the_manifest_says(objects: list[Document], tmp_path: Path) -> None:
-    container = container_of(objects, "redis")
+def test_redis_starts_as_the_chart_says(tmp_path: Path) -> None:
+    container = container_of(rendered("folders"), "redis")
     assert container["args"][-2:] == ["--dir", container["volumeMounts"][0]["mountPath"]]
     command = [*container["command"], *container["args"][:-1], str(tmp_path)]
     port = server_port()
@@ -170,18 +252,26 @@ def test_redis_starts_as_the_manifest_says(objects: list[Document], tmp_path: Pa
 # ---- scaling ----
 
 
-def test_autoscalers_ask_for_what_the_adapter_serves(objects: list[Document]) -> None:
-    [adapter] = read_documents(KUBERNETES / "monitoring/prometheus-adapter.yaml")
-    served = {rule["name"]["as"]: rule["metricsQuery"] for rule in adapter["externalRules"]}
-    wanted = {}
+def test_autoscalers_ask_for_what_the_adapter_serves(kind: str, objects: list[Document]) -> None:
+    served = {rule["name"]["as"]: rule["metricsQuery"] for rule in adapter_rules()}
+    wanted: dict[str, set[str]] = {}
     for scaler in of_kind(objects, "HorizontalPodAutoscaler"):
-        [metric] = scaler["spec"]["metrics"]
-        wanted[scaler["metadata"]["name"]] = metric["external"]["metric"]["name"]
-        assert 0 < seconds(metric["external"]["target"]["value"]) < 1
+        metrics = [metric["external"] for metric in scaler["spec"]["metrics"]]
+        wanted[of_release(scaler)] = {metric["metric"]["name"] for metric in metrics}
+        assert all(0 < seconds(metric["target"]["value"]) < 1 for metric in metrics)
         assert 1 < scaler["spec"]["minReplicas"] < scaler["spec"]["maxReplicas"]
-    assert set(wanted.values()) == served.keys()
-    assert "outrider:draft_rounds_total" in served[wanted["drafter"]]
-    assert "outrider:step_queue_seconds_bucket" in served[wanted["verifier"]]
+    if kind == "own-redis":
+        assert not wanted
+        return
+    assert set().union(*wanted.values()) == served.keys()
+    assert {name for name, query in served.items() if "draft" in query} == wanted["drafter"]
+
+
+def test_drafters_may_be_scaled_from_none() -> None:
+    objects = render({**VALUES["folders"], "autoscaling": {"drafter": {"minReplicas": 0}}})
+    scaler = one(objects, "HorizontalPodAutoscaler", "drafter")
+    assert scaler["spec"]["minReplicas"] == 0
+    kubernetes_validate.validate(scaler, kubernetes_validate.latest_version(), strict=True)
 
 
 def test_prometheus_gives_pods_the_jobs_of_the_dashboard(objects: list[Document]) -> None:

@@ -11,8 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from outrider.client.stack.commands import StackSettings
 from outrider.client.stack.processes import Stack
-from tests.deploy.kubernetes_objects import KUBERNETES
-from tests.deploy.kustomize import read_documents
+from tests.deploy.kubernetes_objects import adapter_rules
 from tests.deploy.test_compose import ROOT
 from tests.deploy.test_dashboard import METRIC, targets
 from tests.ports import server_port
@@ -67,9 +66,10 @@ def test_the_dashboard_shows_what_is_exported(series: dict[str, set[str]]) -> No
 
 
 def test_scaling_rules_ask_for_what_is_exported(series: dict[str, set[str]]) -> None:
-    [adapter] = read_documents(KUBERNETES / "monitoring/prometheus-adapter.yaml")
-    queries = [rule[key] for rule in adapter["externalRules"] for key in ("seriesQuery", "metricsQuery")]
+    queries = [rule[key] for rule in adapter_rules() for key in ("seriesQuery", "metricsQuery")]
     asked = set(re.findall(r"outrider:[a-z0-9_]+", " ".join(queries)))
-    assert asked == {"outrider:draft_rounds_total", "outrider:step_queue_seconds_bucket"}
-    assert "outrider:draft_rounds_total" in series["gateway"]
-    assert "outrider:step_queue_seconds_bucket" in series["verifier"]
+    pieces = {f"outrider:inter_token_latency_seconds_{part}" for part in ("bucket", "count")}
+    assert asked & series["gateway"] == {"outrider:draft_rounds_total", *pieces}
+    assert asked & series["verifier"] == {"outrider:step_queue_seconds_bucket"}
+    assert asked & series["drafter"] == {"outrider:draft_queue_seconds_bucket"}
+    assert asked <= series["gateway"] | series["verifier"] | series["drafter"]

@@ -46,7 +46,7 @@ def check_command(words: Sequence[str]) -> None:
 
 def is_command(code: str) -> bool:
     """Inline code that is a command of ours, not a word of the prose."""
-    return bool(re.match(r"(make|outrider|python -m|docker compose|kubectl|pip install) [a-z.'\"-]", code))
+    return bool(re.match(r"(make|outrider|python -m|docker compose|kubectl|helm|pip install) [a-z.'\"-]", code))
 
 
 @cache
@@ -153,6 +153,12 @@ def _kubectl(words: list[str]) -> None:
             raise NoSuchCommand(f"kubectl {word} {words[place + 1]}: no such path")
 
 
+def _helm(words: list[str]) -> None:
+    for word in words:
+        if word.startswith("deploy/") and not (ROOT / word / "Chart.yaml").is_file():
+            raise NoSuchCommand(f"helm {word}: no such chart")
+
+
 def _pip(words: list[str]) -> None:
     import tomllib
 
@@ -183,6 +189,7 @@ _CHECKS: Mapping[str, Callable[[list[str]], None]] = {
     "python": _python,
     "docker": _docker,
     "kubectl": _kubectl,
+    "helm": _helm,
     "pip": _pip,
     "curl": _curl,
     "pre-commit": _precommit,

@@ -73,6 +73,7 @@ def test_a_block_without_a_note_is_found() -> None:
             "python -m outrider.gateway --prot 1",
             "docker compose up --scale drafters=3",
             "kubectl apply -k deploy/none",
+            "helm install outrider deploy/kubernetes/none",
         ),
         *("pip install 'outrider[none]'", "curl http://127.0.0.1:8000/v1/none", "rm -rf x"),
     ],

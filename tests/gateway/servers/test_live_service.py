@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import grpc.aio
 import pytest
 import redis.asyncio as aioredis
 from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
 from verifier_fleet import Fleet, members_with, verifier_info
 
 from outrider.gateway.config import GatewayConfig
@@ -116,3 +118,28 @@ async def test_what_stored_responses_hold_is_refused_before_a_request_begins(ser
         begun(1, long)
     begun(2, "")
     assert begun(3, "[]").requests[0].starts
+
+
+@pytest.mark.parametrize(
+    ("verifiers", "usage"),
+    [((), 1.0), (((100, 60), (300, 300)), 0.1), (((100, 0),), 1.0)],
+    ids=["none", "two", "full"],
+)
+def test_routers_read_the_fleet_s_kv_use(verifiers: tuple[tuple[int, int], ...], usage: float) -> None:
+    infos = [replace(verifier_info(), num_blocks=blocks, num_free_blocks=free) for blocks, free in verifiers]
+    generation = Generation(
+        GatewayConfig(),
+        parse_speculative_config(""),
+        byte_fallback_tokenizer(),
+        Fleet(members_with(*infos)),
+        Pool("drafter", (), _no_drafter, lambda address, name: grpc.aio.insecure_channel(address)),
+        GatewayMetrics(CollectorRegistry()),
+    )
+    log = CommitLog.connect("redis://127.0.0.1:1/0", ttl_s=1)
+    for prefix in ("outrider", "vllm"):
+        text = LiveService(GatewayConfig(metrics_prefix=prefix), generation, log).render_metrics().decode()
+        values = {
+            sample.name: sample.value for family in text_string_to_metric_families(text) for sample in family.samples
+        }
+        assert values[f"{prefix}:fleet_kv_cache_usage_perc"] == pytest.approx(usage)
+        assert {f"{prefix}:num_requests_running", f"{prefix}:num_requests_waiting"} <= values.keys()
