@@ -166,7 +166,8 @@ def _key(context: BodyContext) -> Step[tuple[str, bool | None]]:
                 return key.strip(), is_string
         character = yield from reader.peek()
         if not character or is_symbol(character) or len(key) > MAX_HELD_CHARS:
-            reader.unread(key[MAX_HELD_CHARS + 1 :])
+            if len(key) > MAX_HELD_CHARS:  # as much of it, however it was cut
+                reader.unread(key[MAX_HELD_CHARS + 1 :])
             return key[: MAX_HELD_CHARS + 1].strip(), None
         key += (yield from reader.run(plain)) or (yield from reader.take())
 

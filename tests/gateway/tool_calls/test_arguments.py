@@ -288,10 +288,10 @@ def test_time_of_elements_is_that_of_their_text() -> None:
     """Opened and never closed, closed and never opened, and the beginning of the mark alone."""
     for piece in (f"{M}<b>", f"{M}</b>", M, "]<]mini", f"{M}<b>x{M}</b>"):
         text = nested("~<a>" + piece * (60_000 // len(piece)))
-        started = time.perf_counter()
+        started = time.process_time()
         (call,) = parse(Transcript("", "minimax_m3", text), [text], tools={"f": {}}).calls
         strict(call.arguments)
-        assert time.perf_counter() - started < 5, piece
+        assert time.process_time() - started < 5, piece
 
 
 @pytest.mark.parametrize("value", ["\nx\n", "x", "", '{"a": 1}', "</parameter", "\n\n"])
