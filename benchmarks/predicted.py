@@ -6,19 +6,27 @@ take turns, so that a change of the machine's speed meets all of them; a row is 
 wrong predictions are prose, and the file with its lines in reverse order. The exit code is 1 if a text differs from the
 one without speculation.
 
-What a wrong prediction costs shows on a verifier without draft methods: `suffix` remembers earlier answers, and `ngram`
-reads the prompt, which has the file here.
+What a wrong prediction costs shows on a verifier without draft methods, which `--model CHECKPOINT` starts in place of
+`--base-url`: `suffix` remembers earlier answers, and `ngram` reads the prompt, which has the file here.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
+
+from benchmarks.screen import console
+from outrider.client.stack.commands import StackSettings
+from outrider.client.stack.local_models import checkpoint_folder
+from outrider.client.stack.processes import Stack
 
 # seconds; one answer on a slow CPU
 _TIMEOUT_S = 900.0
@@ -32,7 +40,9 @@ _WRONG = " ".join(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--base-url", default="http://127.0.0.1:8000")
+    server = parser.add_mutually_exclusive_group()
+    server.add_argument("--base-url", default="http://127.0.0.1:8000")
+    server.add_argument("--model", default="", help="serve this checkpoint, drafting from predictions alone")
     parser.add_argument("--file", type=Path, required=True)
     parser.add_argument("--rename", nargs=2, required=True, metavar=("OLD", "NEW"))
     parser.add_argument(
@@ -49,7 +59,10 @@ def main() -> None:
         f"nothing else.\n\n```python\n{source}```"
     )
     lengths = [int(length) for length in arguments.lengths.split(",")]
-    with httpx.Client(base_url=arguments.base_url, timeout=_TIMEOUT_S) as client:
+    with (
+        _server(arguments.model, arguments.base_url) as url,
+        httpx.Client(base_url=url, timeout=_TIMEOUT_S) as client,
+    ):
         body = {"messages": [{"role": "user", "content": question}], "temperature": 0}
         asked(client, {**body, "max_tokens": 2})  # the prompt is in the prefix cache from here on
         body["max_tokens"] = arguments.max_tokens
@@ -60,6 +73,24 @@ def main() -> None:
             for name, fields in settings.items():
                 runs[name].append(asked(client, {**body, **fields}))
     raise SystemExit(0 if _print_table(runs) else 1)
+
+
+@contextmanager
+def _server(model: str, base_url: str) -> Iterator[str]:
+    """URL of a stack that serves `model` and drafts from predictions alone; without a model, `base_url`."""
+    if not model:
+        yield base_url
+        return
+    settings = StackSettings(
+        model=checkpoint_folder(model, "--model", console.print),
+        draft_model="",
+        port=0,
+        grpc_port=-1,
+        num_drafters=0,
+        drafter_args=("--local-methods", ""),
+    )
+    with tempfile.TemporaryDirectory() as run_dir, Stack(settings, Path(run_dir), console.print) as state:
+        yield state.url
 
 
 def _settings(source: str, methods: list[str], lengths: list[int], *, has_ngram: bool) -> dict[str, dict[str, Any]]:

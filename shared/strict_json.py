@@ -26,14 +26,10 @@ def strict_json(text: str, what: str, param: str | None = None) -> Any:
     def refuse(reason: str) -> NoReturn:
         raise InvalidRequest(f"{what} {reason}", param=param) from None
 
-    def finite(digits: str) -> float:
-        number = float(digits)
-        return number if math.isfinite(number) else refuse(f"has {digits[:40]}, which is beyond the range of numbers")
-
     try:
-        value = json.loads(
-            text, parse_float=finite, parse_constant=lambda name: refuse(f"has {name}, which is not JSON")
-        )
+        value = _DECODER.decode(text)
+    except _NotFinite as error:
+        refuse(str(error))
     except json.JSONDecodeError as error:
         refuse(f"is not JSON: {error.msg} at line {error.lineno} column {error.colno}")
     except RecursionError:
@@ -48,6 +44,25 @@ def strict_json(text: str, what: str, param: str | None = None) -> Any:
         except UnicodeEncodeError:
             refuse("has a lone surrogate, which is not text")
     return value
+
+
+class _NotFinite(Exception):
+    """A number that JSON does not have."""
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise _NotFinite(f"has {digits[:40]}, which is beyond the range of numbers")
+    return number
+
+
+def _constant(name: str) -> NoReturn:
+    raise _NotFinite(f"has {name}, which is not JSON")
+
+
+# Made once: json.loads makes one each time that it is called with an option.
+_DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=_constant)
 
 
 def _is_deeper(value: Any, levels: int) -> bool:

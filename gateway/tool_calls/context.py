@@ -7,6 +7,7 @@ form ends the call. Arguments are passed on as strict JSON, unless the output wa
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,11 +15,10 @@ from typing import Any, Protocol
 from outrider.gateway.tool_calls.formats import CallFormat
 from outrider.gateway.tool_calls.lenient_json import LenientJson
 from outrider.gateway.tool_calls.reader import Reader, Step
-from outrider.gateway.tool_calls.symbols import is_symbol
 
 # characters; longest text from a call's begin marker to its name; broken output can have this much after every marker
 MAX_HELD_CHARS = 1024
-_NAME_MARKS = frozenset("_-.:/")
+_NAME = re.compile(r"[\w\-.:/]*")
 
 
 class CallWriter(Protocol):
@@ -57,11 +57,10 @@ class BodyContext:
 
 def name_of(reader: Reader) -> Step[str]:
     name = ""
-    while (character := (yield from reader.peek())) and (
-        not is_symbol(character) and (character.isalnum() or character in _NAME_MARKS)
-    ):
-        name += yield from reader.take()
-        if len(name) > MAX_HELD_CHARS:
+    while more := (yield from reader.run(_NAME)):
+        name += more
+        if len(name) > MAX_HELD_CHARS:  # not behind a mark, which ends the text before
+            reader.unread(name)
             return ""
     return name
 

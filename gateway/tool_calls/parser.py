@@ -97,7 +97,8 @@ class OutputParser:
                 self._is_done = next(self._coroutine, _DONE) is _DONE
             except _FirstCallEnds:
                 self._is_done = self.ended_with_call = True
-        self._flush()
+        if self._parts:
+            self._flush()
         events, self._events = self._events, []
         return events
 

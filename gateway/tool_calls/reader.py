@@ -7,6 +7,7 @@ characters alone, never on how they were cut.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Generator, Iterable
 from functools import lru_cache
 from typing import TypeVar
@@ -25,9 +26,11 @@ class Reader:
     def __init__(self) -> None:
         self._text = ""
         self._at = 0
+        # Where the readable text ends: at the end of what has come, or at the limit, behind which no more may be held.
+        self._end = 0
+        self._limit = sys.maxsize
         self._num_dropped = 0
         self._mark: int | None = None
-        self._most_held: int | None = None
         self.has_ended = False
         self.was_cut = False
 
@@ -37,10 +40,12 @@ class Reader:
         if keep > _SPENT_CHARS:
             whole = whole[keep:]
             self._at -= keep
+            self._limit -= keep
             self._num_dropped += keep
             self._mark = None if self._mark is None else 0
         whole += text
         self._text = whole
+        self._end = min(len(whole), self._limit)
 
     def end(self, *, was_cut: bool = False) -> None:
         """Ends the text. was_cut: the writer would have written more."""
@@ -60,25 +65,13 @@ class Reader:
         """Characters taken so far."""
         return self._num_dropped + self._at
 
-    def _end(self) -> int:
-        """Returns where the readable text ends: at the end of what has come, or where no more may be held."""
-        if self._mark is None or self._most_held is None:
-            return len(self._text)
-        return min(len(self._text), self._mark + self._most_held)
-
-    def _available(self, count: int) -> Step[bool]:
-        """Waits until `count` characters follow; False if the text ends before, or may not be held so far."""
-        while len(self._text) - self._at < count:
-            if self.has_ended:
-                return False
-            yield
-        return self._end() - self._at >= count
-
     def peek(self) -> Step[str]:
         """Returns the next character, without taking it; "" at the end."""
-        if self._mark is None and self._at < len(self._text):
-            return self._text[self._at]
-        return self._text[self._at] if (yield from self._available(1)) else ""
+        while self._at >= self._end:
+            if self.has_ended or self._end < len(self._text):
+                return ""
+            yield
+        return self._text[self._at]
 
     def take(self) -> Step[str]:
         character = yield from self.peek()
@@ -87,43 +80,40 @@ class Reader:
 
     def match(self, marker: str) -> Step[bool]:
         """Takes `marker` if it follows. Decides at the first character that differs."""
-        while True:
-            if self._text.startswith(marker, self._at, self._end()):
-                self._at += len(marker)
-                return True
-            seen = self._text[self._at : min(self._at + len(marker), self._end())]
-            if not marker.startswith(seen):
+        while not self._text.startswith(marker, self._at, self._end):
+            if self._end - self._at >= len(marker) or not marker.startswith(self._text[self._at : self._end]):
                 return False
-            if not (yield from self._available(len(seen) + 1)):
+            if self.has_ended or self._end < len(self._text):
                 return False
+            yield
+        self._at += len(marker)
+        return True
 
     def follows(self, marker: str) -> Step[bool]:
         """Like `match`, but takes nothing."""
-        found = yield from self.match(marker)
-        self._at -= len(marker) if found else 0
-        return found
+        return self.any_follows((marker,))
 
     def any_follows(self, markers: Iterable[str]) -> Step[bool]:
         for marker in markers:
-            if (yield from self.follows(marker)):
+            if (yield from self.match(marker)):
+                self._at -= len(marker)
                 return True
         return False
 
     def run(self, characters: re.Pattern[str]) -> Step[str]:
         """Takes those that have arrived; none only if another one or the end follows."""
-        if self._mark is None and self._at < len(self._text):
-            found = characters.match(self._text, self._at)
-        elif (yield from self._available(1)):
-            found = characters.match(self._text, self._at, self._end())
-        else:
-            return ""
+        while self._at >= self._end:
+            if self.has_ended or self._end < len(self._text):
+                return ""
+            yield
+        found = characters.match(self._text, self._at, self._end)
         run = found[0] if found is not None else ""
         self._at += len(run)
         return run
 
     def skip_space(self) -> Step[str]:
         """Takes whitespace and returns it."""
-        if self._mark is None and self._at < len(self._text) and not self._text[self._at].isspace():
+        if self._at < self._end and not self._text[self._at].isspace():
             return ""
         taken = []
         while space := (yield from self.run(_SPACE)):
@@ -136,23 +126,31 @@ class Reader:
         """Puts text that was taken in front of what follows. Not while there is a mark."""
         self._num_dropped += self._at - len(text)
         self._text, self._at = text + self._text[self._at :], 0
+        self._end = len(self._text)
 
     def mark(self, most_held: int | None = None) -> None:
         """Keeps the text from here on, for `rewind`: the text seems to end behind `most_held` characters, if given. One
         mark at a time.
         """
-        self._mark, self._most_held = self._at, most_held
+        self._mark = self._at
+        self._hold(sys.maxsize if most_held is None else self._at + most_held)
+
+    def _hold(self, limit: int) -> None:
+        self._limit = limit
+        self._end = min(len(self._text), limit)
 
     def hold_all(self) -> None:
-        self._most_held = None
+        self._hold(sys.maxsize)
 
     def rewind(self) -> None:
         if self._mark is not None:
-            self._at, self._mark = self._mark, None
+            self._at = self._mark
+        self.forget()
 
     def forget(self) -> None:
         """Drops the mark: what was taken since stays taken."""
         self._mark = None
+        self.hold_all()
 
 
 @lru_cache(maxsize=256)

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from outrider.gateway.schemas.keywords import is_only_string, kind_of, types_of
@@ -45,6 +46,7 @@ def tagged(context: BodyContext) -> Step[bool]:
     if not writer.begin(name):
         return False
     properties, opening = context.properties.get(name, {}), "{"
+    value = _Value(context, properties)
     while (yield from reader.match(row.key_begin)):
         key, is_string = yield from _key(context)
         if not (yield from reader.peek()):
@@ -58,7 +60,6 @@ def tagged(context: BodyContext) -> Step[bool]:
         writer.arguments(f"{opening}{json.dumps(key, ensure_ascii=False)}: ")
         opening = ", "
         schema = properties.get(key) if is_string is None else None
-        value = _Value(context, properties)
         if is_string or (is_string is None and is_only_string(schema)):
             yield from value.as_string()
         else:
@@ -157,15 +158,24 @@ def _content(element: _Element, schema: Any) -> str:
 
 
 def _key(context: BodyContext) -> Step[tuple[str, bool | None]]:
-    key = ""
+    reader, key_ends, key = context.reader, context.row.key_ends, ""
+    plain = _plain_key("".join([text[0] for text, _ in key_ends]))
     while True:
-        for text, is_string in context.row.key_ends:
-            if (yield from context.reader.match(text)):
+        for text, is_string in key_ends:
+            if (yield from reader.match(text)):
                 return key.strip(), is_string
-        character = yield from context.reader.peek()
+        character = yield from reader.peek()
         if not character or is_symbol(character) or len(key) > MAX_HELD_CHARS:
-            return key.strip(), None
-        key += yield from context.reader.take()
+            if len(key) > MAX_HELD_CHARS:  # as much of it, however it was cut
+                reader.unread(key[MAX_HELD_CHARS + 1 :])
+            return key[: MAX_HELD_CHARS + 1].strip(), None
+        key += (yield from reader.run(plain)) or (yield from reader.take())
+
+
+@lru_cache(maxsize=16)
+def _plain_key(stops: str) -> re.Pattern[str]:
+    """Returns a regex of what is neither the beginning of a key's end nor a symbol."""
+    return re.compile(f"[^{re.escape(stops)}\ud800-\udfff]*")
 
 
 class _Value:
@@ -239,11 +249,8 @@ class _Value:
     def _if(self, test: Callable[[tuple[str, ...]], Step[bool]], marker: str, after: tuple[str, ...]) -> Step[bool]:
         """Returns whether `marker` follows and the test is true of what comes after it. Takes nothing."""
         reader = self._context.reader
-        if not marker or not (yield from reader.follows(marker)):
-            return False
         reader.mark()
-        yield from reader.match(marker)
-        found = yield from test(after)
+        found = bool(marker) and (yield from reader.match(marker)) and (yield from test(after))
         reader.rewind()
         return found
 
@@ -287,7 +294,7 @@ def as_json(text: str, schema: Any) -> str:
     try:
         found, kinds = text, kind_of(strict_json(text, "a value"))
     except InvalidRequest:
-        written = PYTHON_WORDS.get(text) if may_be_string else repaired(text)
+        written = PYTHON_WORDS.get(text) or (None if may_be_string else repaired(text))
         if written is None:
             return json.dumps(text, ensure_ascii=False)
         found, kinds = written, kind_of(json.loads(written))

@@ -29,7 +29,7 @@ from outrider.client.stack.commands import StackSettings
 from outrider.client.stack.processes import free_port, stop_running
 from outrider.engine.model.local_model import local_model
 from outrider.training.auto.config import DRAFT_LEN, LEAST_QUESTIONS, METHOD, AutoConfig, AutoState
-from outrider.training.auto.plan import SEQ_LEN, Rates, lines, num_steps, plan
+from outrider.training.auto.plan import SEQ_LEN, Rates, first_line, lines, num_steps, plan
 from outrider.training.auto.verdict import Verdict, measure
 from outrider.training.curves import write_picture
 from outrider.training.data.jsonl_file import JsonlFile
@@ -103,6 +103,8 @@ def run_auto(config: AutoConfig, progress: ProgressOf) -> tuple[AutoState, Verdi
     auto = AutoRun(config, state, Path(local_model(config.model, "MODEL")), progress, time.monotonic())
     try:
         if not state.steps:
+            if not state.rates:
+                progress("").say(first_line(auto.left_s))
             _write_answers(auto)
         if not state.is_trained:
             _train(auto)

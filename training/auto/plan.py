@@ -80,6 +80,14 @@ def num_steps(data: Path, rates: Rates, left_s: float, batch_size: int = Optimiz
     return max(1, int(min(by_time, by_epochs)))
 
 
+def first_line(left_s: float) -> str:
+    """Returns what is said before the machine's speed is known."""
+    return (
+        f"at most {_minutes(left_s)} in all (--hours): this machine's speed is measured first, then the plan is said; "
+        "stop when you like, the same command goes on from there"
+    )
+
+
 def lines(rates: Rates, found: Plan, left_s: float) -> Sequence[str]:
     """Returns what is said beforehand."""
     return (

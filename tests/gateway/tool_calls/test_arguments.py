@@ -170,6 +170,14 @@ def test_a_marker_between_parentheses_ends_the_call(before: str, marker: str) ->
     strict(call.arguments)
 
 
+def test_what_is_too_long_for_a_second_name_is_text() -> None:
+    rest = f"{'x' * 2000}(b=2)]<|tool_call_end|>"
+    transcript = Transcript("", "lfm2", f"<|tool_call_start|>[f(a=1), {rest}")
+    whole = parse(transcript, [transcript.text], tools={"f": {}})
+    assert (len(whole.calls), whole.content) == (1, rest)
+    assert parse(transcript, random_pieces(transcript.text, 9, random.Random(1)), tools={"f": {}}) == whole
+
+
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_nobodys_tool_makes_no_call(family: Family) -> None:
     """But where the output is nothing but calls, in a form that is nothing else."""
@@ -280,10 +288,10 @@ def test_time_of_elements_is_that_of_their_text() -> None:
     """Opened and never closed, closed and never opened, and the beginning of the mark alone."""
     for piece in (f"{M}<b>", f"{M}</b>", M, "]<]mini", f"{M}<b>x{M}</b>"):
         text = nested("~<a>" + piece * (60_000 // len(piece)))
-        started = time.perf_counter()
+        started = time.process_time()
         (call,) = parse(Transcript("", "minimax_m3", text), [text], tools={"f": {}}).calls
         strict(call.arguments)
-        assert time.perf_counter() - started < 5, piece
+        assert time.process_time() - started < 5, piece
 
 
 @pytest.mark.parametrize("value", ["\nx\n", "x", "", '{"a": 1}', "</parameter", "\n\n"])

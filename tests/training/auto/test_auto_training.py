@@ -19,7 +19,7 @@ from transformers import LlamaForCausalLM
 
 from outrider.training.auto.config import AutoConfig, AutoState
 from outrider.training.auto.pipeline import run_auto
-from outrider.training.auto.plan import Plan, Rates, lines, num_steps, plan
+from outrider.training.auto.plan import Plan, Rates, first_line, lines, num_steps, plan
 from outrider.training.auto.verdict import Verdict
 from outrider.training.curves import line, sparkline
 from outrider.training.errors import CheckpointError, PromptError, SettingError
@@ -214,3 +214,10 @@ def test_what_is_said_at_the_end() -> None:
 @pytest.mark.parametrize(("count", "said"), [(192_000, "on 0.19 M tokens, "), (691, "on 691 tokens, ")])
 def test_few_tokens_are_not_said_as_none(count: int, said: str) -> None:
     assert said in lines(RATES, Plan(15, 15, 46.0, 33.0, count), 100.0)[1]
+
+
+@pytest.mark.parametrize(
+    ("hours", "said"), [(2, "at most 2.0 h in all"), (0.2, "at most 12 min"), (0.01, "at most 36 s")]
+)
+def test_the_whole_time_is_said_first(hours: float, said: str) -> None:
+    assert first_line(3600 * hours).startswith(said)
