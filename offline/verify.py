@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +22,7 @@ import typer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from rich.console import Console
 
+from outrider.gateway.answers.read import read_answer
 from outrider.gateway.openai.answer_body import WholeAnswer
 from outrider.gateway.openai.answer_stream import AnswerStream
 from outrider.gateway.openai.checks import check_grammar, check_prompt, check_stop, check_token_ids, output_budget
@@ -36,7 +36,6 @@ from outrider.shared.command_line import run_command
 from outrider.shared.errors import InvalidRequest, OutriderError
 from outrider.shared.request_params import MAX_SPECULATIVE_TOKENS, Speculation
 from outrider.shared.sampling_params import SpeculationMode
-from outrider.shared.strict_json import strict_json
 
 # Of a choice: they say how it was drafted, not what it is.
 _ABOUT_DRAFTS = {"outrider"}
@@ -216,52 +215,6 @@ def _read(file: Path) -> Mapping[str, Any]:
         raise InvalidRequest(f"{file}: {error.strerror}", param="FILE") from error
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"{file}: {error}", param="FILE") from error
-
-
-def read_answer(text: str, name: str) -> dict[str, Any]:
-    """Returns an answer from its JSON, or the one that the server-sent events of a stream come to, whose choices have
-    a `delta` for a message. Raises InvalidRequest, which calls the text `name`.
-    """
-    if text.lstrip()[:1] == "{":
-        return _object(text, name)
-    lines = (line.removeprefix("data:").strip() for line in text.split("\n") if line.startswith("data:"))
-    events = [_object(line, name) for line in lines if line != "[DONE]"]
-    if not events:
-        raise InvalidRequest(f"{name}: neither a JSON object nor a stream of events", param="FILE")
-    choices = _joined(event.get("choices") for event in events)
-    return {**events[-1], "choices": choices}
-
-
-def _object(text: str, name: str) -> dict[str, Any]:
-    value = strict_json(text, name, "FILE")
-    if not isinstance(value, dict):
-        raise InvalidRequest(f"{name}: no JSON object", param="FILE")
-    return value
-
-
-def _joined(parts: Iterable[Any]) -> Any:
-    """Returns the value that a member comes to over all events: texts and lists are continued, null says nothing, and
-    entries of a list that have an index belong together by it.
-    """
-    parts = [part for part in parts if part is not None]
-    kinds = {type(part) for part in parts}
-    if kinds == {str}:
-        return "".join(parts)
-    if kinds == {dict}:
-        return {name: _joined(values) for name, values in _by_key(chain(*(part.items() for part in parts))).items()}
-    if kinds == {list}:
-        entries = list(chain(*parts))
-        if not all(isinstance(entry, dict) and isinstance(entry.get("index"), int) for entry in entries):
-            return entries
-        return [_joined(values) for _, values in sorted(_by_key((entry["index"], entry) for entry in entries).items())]
-    return parts[-1] if parts else None
-
-
-def _by_key(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, list[Any]]:
-    groups: dict[Any, list[Any]] = {}
-    for key, value in pairs:
-        groups.setdefault(key, []).append(value)
-    return groups
 
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)

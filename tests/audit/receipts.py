@@ -32,9 +32,10 @@ import httpx
 from safetensors.torch import load_file, save_file
 
 from outrider.client.audit.session import PROMPTS
+from outrider.gateway.answers.read import read_answer
 from outrider.gateway.openai.receipt import Receipt
 from outrider.offline.llm import LLM
-from outrider.offline.verify import ReceiptVerifier, Verification, read_answer
+from outrider.offline.verify import ReceiptVerifier, Verification
 from outrider.shared.request_params import SamplingParams
 from tests.chaos.fleet import START_TIMEOUT_S, Fleet, Part
 from tests.chaos.targets import MODELS
