@@ -9,10 +9,14 @@ from typing import Any
 from outrider.shared.errors import InvalidRequest
 from outrider.shared.strict_json import strict_json
 
+# The member of an answer in which the events of a stream stand one by one: of an API whose events have a type.
+EVENTS = "events"
+
 
 def read_answer(text: str, name: str) -> dict[str, Any]:
     """Returns an answer from its JSON, or the one that the server-sent events of a stream come to, whose choices have
-    a `delta` for a message. Raises InvalidRequest, which calls the text `name`.
+    a `delta` for a message; that of a response or of Anthropic's message has its events. Raises InvalidRequest, which
+    calls the text `name`.
     """
     if text.lstrip()[:1] == "{":
         return _object(text, name)
@@ -20,6 +24,11 @@ def read_answer(text: str, name: str) -> dict[str, Any]:
     events = [_object(line, name) for line in lines if line != "[DONE]"]
     if not events:
         raise InvalidRequest(f"{name}: neither a JSON object nor a stream of events", param="FILE")
+    if "type" in events[0]:
+        holders = [event.get("response") if "response" in event else event for event in events]
+        receipts = [holder["receipt"] for holder in holders if isinstance(holder, dict) and "receipt" in holder]
+        events = [event for event in events if event.get("type") != "ping"]  # Anthropic's client passes over them
+        return {EVENTS: events, **({"receipt": receipts[-1]} if receipts else {})}
     choices = _joined(event.get("choices") for event in events)
     return {**events[-1], "choices": choices}
 

@@ -32,10 +32,11 @@ import httpx
 from safetensors.torch import load_file, save_file
 
 from outrider.client.audit.session import PROMPTS
+from outrider.gateway.answers.check import Verification
 from outrider.gateway.answers.read import read_answer
 from outrider.gateway.openai.receipt import Receipt
 from outrider.offline.llm import LLM
-from outrider.offline.verify import ReceiptVerifier, Verification
+from outrider.offline.verify import ReceiptVerifier
 from outrider.shared.request_params import SamplingParams
 from tests.chaos.fleet import START_TIMEOUT_S, Fleet, Part
 from tests.chaos.targets import MODELS
