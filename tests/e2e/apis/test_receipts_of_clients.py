@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import anthropic
+import httpx
 import openai
 import pytest
 from e2e_stack import DEMO_TARGET, RunningStack
@@ -57,8 +58,7 @@ def _messages(stack: RunningStack, *, stream: bool, schema: bool = False, **fiel
         "model": "demo-target",
         "max_tokens": 60,
         "messages": [{"role": "user", "content": "Hello."}],
-        "extra_body": {**OURS, "seed": 5, **({"output_config": _FORMAT} if schema else {})},
-        **fields,
+        "extra_body": {**OURS, "seed": 5, **fields, **({"output_config": _FORMAT} if schema else {})},
     }
     with anthropic.Anthropic(base_url=stack.url, api_key="none", timeout=120, max_retries=0) as client:
         if not stream:
@@ -83,12 +83,35 @@ def test_an_answer_is_confirmed_and_no_changed_token_is(
 ) -> None:
     answer = APIS[api](stack, stream=stream, **KINDS[kind])
     (token_ids,) = answer["receipt"]["token_ids"]
+    assert _at_the_fleet(stack, answer) == f"confirmed: all {len(token_ids)} tokens"
     assert verifier.verify(answer).conclusion == f"confirmed: all {len(token_ids)} tokens"
     assert len(token_ids) > 20
     for place in range(0, len(token_ids), 7):
         changed = copy.deepcopy(answer)
         changed["receipt"]["token_ids"][0][place] ^= 1
-        assert f"token {place} of choice 0 is" in verifier.verify(changed).wrong
+        wrong = verifier.verify(changed).conclusion
+        assert f"token {place} of choice 0 is" in wrong
+        assert _at_the_fleet(stack, changed) == wrong
+
+
+def _at_the_fleet(stack: RunningStack, answer: dict[str, Any]) -> str:
+    """The verdict of the fleet's own verifier."""
+    reply = httpx.post(f"{stack.url}/v1/receipts/verify", json=answer, timeout=120)
+    assert reply.status_code == 200, reply.text
+    said: str = reply.json()["said"]
+    return said
+
+
+def test_the_fleet_checks_an_answer_in_few_forwards(stack: RunningStack) -> None:
+    answer = _responses(stack, stream=False, temperature=0, max_output_tokens=128)
+    (token_ids,) = answer["receipt"]["token_ids"]
+    before = _num_rounds(stack)
+    assert _at_the_fleet(stack, answer) == f"confirmed: all {len(token_ids)} tokens"
+    assert _num_rounds(stack) - before <= len(token_ids) / 33 + 3
+
+
+def _num_rounds(stack: RunningStack) -> float:
+    return sum(stack.metric("outrider:round_seconds_count", speculation=kind) for kind in ("on", "off"))
 
 
 @pytest.mark.parametrize("api", APIS)
@@ -131,7 +154,7 @@ def _say_ended(answer: dict[str, Any]) -> None:
 def test_what_is_made_of_the_tokens_is_compared(
     stack: RunningStack, verifier: ReceiptVerifier, api: str, change: Change, wrong: str
 ) -> None:
-    answer = APIS[api](stack, stream=False, temperature=0, **{"responses": {"max_output_tokens": 8}}.get(api, {}))
+    answer = APIS[api](stack, stream=False, temperature=0)
     change(answer)
     assert verifier.verify(answer).wrong == wrong
 
