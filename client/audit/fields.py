@@ -148,7 +148,7 @@ def _min_tokens(session: Session, common: list[int]) -> None:
     ]
     answers = [choices[0] for choices in session.ask_all(bodies, session.options.width)]
     test = "fields: min_tokens with stop_token_ids"
-    if all(a.finish != "stop" for a in answers) and any(common[0] in a.ids for a in answers):
+    if any(common[0] in a.ids[_MIN_TOKENS:-1] for a in answers):
         session.record(test, Verdict.NOT_TESTED, "stop_token_ids has no effect: answers go on behind the token")
         return
     bad = [a for a in answers if len(a.ids) < _MIN_TOKENS or common[0] in a.ids[:_MIN_TOKENS]]

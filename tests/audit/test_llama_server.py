@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 from outrider.client.audit.run import run_audit
-from outrider.client.audit.session import Options
+from outrider.client.audit.session import PROMPTS, Options
 from outrider.client.audit.verdicts import Report, Verdict
 from outrider.client.audit.wire import Server
 from tests.audit.fake_server import FakeServer
@@ -65,3 +66,26 @@ def test_stop_tokens_that_have_no_effect_are_not_tested() -> None:
 def test_stop_tokens_that_have_an_effect_are_tested() -> None:
     found = verdicts(audited(FakeServer("min_tokens"), "fields"), "fields")
     assert found["fields: min_tokens with stop_token_ids"] is Verdict.FAIL
+
+
+class EndlessAnswers(FakeServer):
+    """With ignore_eos the end's token cannot be drawn; the lists are the model's own, with it."""
+
+    end = 0
+
+    def respond(self, path: str, content: bytes) -> tuple[int, str, bytes]:
+        body = json.loads(content) if content else {}
+        if body.get("ignore_eos"):
+            body["logit_bias"] = {**(body.get("logit_bias") or {}), str(self.end): -100}
+        return super().respond(path, json.dumps(body).encode())
+
+
+def test_an_end_that_cannot_be_drawn_rules_no_token_out() -> None:
+    server = EndlessAnswers()
+    asked = {"prompt": PROMPTS[0], "max_tokens": 48, "temperature": 0}
+    _, _, data = server.respond("/v1/completions", json.dumps(asked).encode())
+    server.end = Counter(json.loads(data)["choices"][0]["token_ids"]).most_common(1)[0][0]
+    report = audited(server, "law")
+    told = {finding.test: finding.evidence for finding in report.findings}
+    for test in ("law: top_p = 0.7", "law: top_k = 5"):
+        assert "rules out" not in told[test], told[test]
