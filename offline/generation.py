@@ -22,25 +22,12 @@ from outrider.gateway.request.commit_sink import CommitSink
 from outrider.gateway.request.tokenizer import Tokenizer
 from outrider.gateway.request.types import ValidRequest
 from outrider.offline.in_process import EngineVerifier
-from outrider.shared.errors import CommitRefused, OutriderError
-from outrider.shared.log.commit_log import LogEntry
+from outrider.shared.errors import OutriderError
 from outrider.shared.messages import SessionSpec
 from outrider.shared.speculative_config import SpeculativeConfig
 
 if TYPE_CHECKING:  # it loads torch
     from outrider.offline.engines import Engines
-
-
-class NoLog:
-    """gateway.request.types.EntryLog of a request that cannot be resumed: refuses gaps and repeats, stores nothing."""
-
-    def __init__(self) -> None:
-        self._end = 0
-
-    async def append(self, entry: LogEntry) -> None:
-        if entry.base_len != self._end:
-            raise CommitRefused(f"an append at output index {entry.base_len} of a log that ends at {self._end}")
-        self._end = entry.end
 
 
 class OfflineGeneration(Generation):

@@ -13,8 +13,7 @@ from outrider.gateway.openai.schema import ChatFields, CompletionRequest, parse_
 from outrider.gateway.request.answers import AnswerKind
 from outrider.gateway.request.record import new_record
 from outrider.gateway.request.served import Served
-from outrider.gateway.request.types import ChoiceStart, ValidRequest
-from outrider.offline.generation import NoLog
+from outrider.gateway.request.types import ChoiceStart, NoLog, ValidRequest
 from outrider.shared.errors import InvalidRequest
 from outrider.shared.request_params import SamplingParams, StructuredOutputsParams, speculation_fields
 from outrider.shared.stream_key import stream_key

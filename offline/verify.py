@@ -1,66 +1,29 @@
 """`outrider verify FILE --model PATH` (or `python -m outrider.offline.verify`): are these the tokens of these weights?
 
-FILE is an answer with a receipt ("receipt": true in its request), as JSON or as the events of its stream. Its tokens
-are the drafts of an exact session with the same noise: a forward confirms up to 33 of them, and the first that the
-target would not have drawn is named.
+FILE is an answer with a receipt ("receipt": true in its request), as JSON or as the events of its stream.
 
-Not here: receipts of rejection mode, which has no public noise.
+Not here: how it is checked (gateway/answers/check.py), and receipts of rejection mode, which has no public noise.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
-from contextlib import aclosing
-from dataclasses import dataclass, replace
-from itertools import chain
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from rich.console import Console
 
-from outrider.gateway.openai.answer_body import WholeAnswer
-from outrider.gateway.openai.answer_stream import AnswerStream
-from outrider.gateway.openai.checks import check_grammar, check_prompt, check_stop, check_token_ids, output_budget
+from outrider.gateway.answers.check import Verification, check_receipt, redrawn
+from outrider.gateway.answers.read import read_answer
 from outrider.gateway.openai.receipt import Receipt
 from outrider.gateway.openai.receipt_signature import load_public_key, signature_fault
-from outrider.gateway.openai.usage import SpecMetricsLevel
-from outrider.gateway.request.types import ChoiceStart
-from outrider.offline.generation import NoLog
 from outrider.offline.llm import LLM
 from outrider.shared.command_line import run_command
 from outrider.shared.errors import InvalidRequest, OutriderError
-from outrider.shared.request_params import MAX_SPECULATIVE_TOKENS, Speculation
-from outrider.shared.sampling_params import SpeculationMode
-from outrider.shared.strict_json import strict_json
-
-# Of a choice: they say how it was drafted, not what it is.
-_ABOUT_DRAFTS = {"outrider"}
-
-
-@dataclass(frozen=True)
-class Verification:
-    """What came of an answer. wrong: what is not confirmed; empty: everything is. other_kind: this machine's
-    arithmetic is another one than the receipt's, so that a difference says nothing.
-    """
-
-    num_tokens: int
-    wrong: str = ""
-    other_kind: str = ""
-
-    @property
-    def exit_code(self) -> int:
-        return 3 if self.other_kind else 1 if self.wrong else 0
-
-    @property
-    def conclusion(self) -> str:
-        if self.other_kind:
-            return f"cannot say: {self.other_kind}"
-        return f"not confirmed: {self.wrong}" if self.wrong else f"confirmed: all {self.num_tokens} tokens"
 
 
 class ReceiptVerifier(LLM):
@@ -81,87 +44,12 @@ class ReceiptVerifier(LLM):
         fault = signature_fault(answer["receipt"], public_key) if public_key is not None else ""
         if fault:
             return Verification(0, wrong=fault)
-        self._check(receipt)
+        check_receipt(receipt, self._served)
         here, there = self.numerics, receipt.record.numerics
         if there is not None and here != there:
             return Verification(0, other_kind=f"the receipt is of a verifier of kind {there}, this one is {here}")
-        unseeded = receipt.unseeded_choice()
-        if unseeded is not None:
-            return Verification(0, wrong=f"choice {unseeded} has other noise than its seed's")
-        return self._loop.run(self._redraw(answer, receipt))
-
-    def _check(self, receipt: Receipt) -> None:
-        """As a gateway checks a request: a receipt comes from anywhere. Raises InvalidRequest."""
-        model, limits = self._served.model, self._served.limits
-        for request in receipt.record.prepared.requests:
-            params, prompt = request.sampling_params, request.prompt_token_ids
-            check_prompt(prompt, model, "receipt: prompt")
-            check_stop(request.stop, limits, "receipt: stop")
-            params.validate(model.vocab_size)
-            output_budget(params.max_tokens, None, len(prompt), model, "receipt: max_tokens")
-            if params.grammar is not None:
-                check_grammar(params.grammar.text, model, limits, "receipt: grammar")
-        for output in receipt.token_ids:
-            check_token_ids(output, model, "receipt: token_ids")
-
-    async def _redraw(self, answer: Mapping[str, Any], receipt: Receipt) -> Verification:
-        record, num_confirmed = receipt.record, 0
-        prepared = replace(record.prepared, options=replace(record.prepared.options, receipt=False))
-        shape = (prepared, self._generation.tokenizer, SpecMetricsLevel.NONE, "")
-        whole, stream, events = WholeAnswer(*shape), AnswerStream(*shape), bytearray()
-        for choice, claimed in enumerate(receipt.token_ids):
-            prompt, place = record.place(choice)
-            start = ChoiceStart(place, SpeculationMode.EXACT, record.stream_keys[prompt][place], NoLog())
-            request = replace(
-                record.prepared.requests[prompt],
-                speculation=Speculation(method="ngram", num_speculative_tokens=MAX_SPECULATIVE_TOKENS),
-                predicted_token_ids=claimed,
-                starts=(start,),
-            )
-            drawn = 0
-            async with aclosing(self._generation.generate(request)) as updates:
-                async for update in updates:
-                    for token_id in update.token_ids:
-                        if drawn >= len(claimed) or claimed[drawn] != token_id:
-                            return Verification(num_confirmed, wrong=self._difference(choice, drawn, claimed, token_id))
-                        drawn += 1
-                        num_confirmed += 1
-                    whole.add(prompt, update)
-                    events += stream.events(prompt, update)
-            if drawn < len(claimed):
-                return Verification(num_confirmed, wrong=f"choice {choice} ends after {drawn} tokens")
-        streamed = answer.get("object") == "chat.completion.chunk"
-        made = read_answer(events.decode(), "the stream") if streamed else whole.body()
-        return Verification(num_confirmed, wrong=_other_choice(made, answer))
-
-    def _difference(self, choice: int, place: int, claimed: tuple[int, ...], token_id: int) -> str:
-        shown = f"token {place} of choice {choice} is {self._shown(token_id)}"
-        return shown + (
-            f", not {self._shown(claimed[place])}" if place < len(claimed) else ", and the answer ends before it"
-        )
-
-    def _shown(self, token_id: int) -> str:
-        return f"{token_id} ({self._generation.tokenizer.decode([token_id], False)!r})"
-
-
-def _other_choice(drawn: Any, answer: Mapping[str, Any]) -> str:
-    """Names the first field of a choice that its tokens do not make; empty: there is none."""
-    choices = answer.get("choices")
-    made = json.loads(json.dumps(drawn["choices"]), parse_float=_as_on_the_wire)
-    if not isinstance(choices, list) or len(choices) != len(made):
-        return f"the answer has not the {len(made)} choices of its receipt"
-    for index, (one, other) in enumerate(zip(made, choices, strict=True)):
-        if not isinstance(other, Mapping):
-            return f"choice {index} is no object"
-        for name in sorted((one.keys() | other.keys()) - _ABOUT_DRAFTS):
-            if one.get(name) != other.get(name):
-                return f"choice {index}: its tokens make another {name}"
-    return ""
-
-
-def _as_on_the_wire(text: str) -> float:
-    """Log-probabilities travel between the services in 32 bits."""
-    return float(np.float32(text))
+        tokenizer = self._generation.tokenizer
+        return self._loop.run(redrawn(answer, receipt, self._generation.generate, tokenizer))
 
 
 def main(
@@ -216,52 +104,6 @@ def _read(file: Path) -> Mapping[str, Any]:
         raise InvalidRequest(f"{file}: {error.strerror}", param="FILE") from error
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"{file}: {error}", param="FILE") from error
-
-
-def read_answer(text: str, name: str) -> dict[str, Any]:
-    """Returns an answer from its JSON, or the one that the server-sent events of a stream come to, whose choices have
-    a `delta` for a message. Raises InvalidRequest, which calls the text `name`.
-    """
-    if text.lstrip()[:1] == "{":
-        return _object(text, name)
-    lines = (line.removeprefix("data:").strip() for line in text.split("\n") if line.startswith("data:"))
-    events = [_object(line, name) for line in lines if line != "[DONE]"]
-    if not events:
-        raise InvalidRequest(f"{name}: neither a JSON object nor a stream of events", param="FILE")
-    choices = _joined(event.get("choices") for event in events)
-    return {**events[-1], "choices": choices}
-
-
-def _object(text: str, name: str) -> dict[str, Any]:
-    value = strict_json(text, name, "FILE")
-    if not isinstance(value, dict):
-        raise InvalidRequest(f"{name}: no JSON object", param="FILE")
-    return value
-
-
-def _joined(parts: Iterable[Any]) -> Any:
-    """Returns the value that a member comes to over all events: texts and lists are continued, null says nothing, and
-    entries of a list that have an index belong together by it.
-    """
-    parts = [part for part in parts if part is not None]
-    kinds = {type(part) for part in parts}
-    if kinds == {str}:
-        return "".join(parts)
-    if kinds == {dict}:
-        return {name: _joined(values) for name, values in _by_key(chain(*(part.items() for part in parts))).items()}
-    if kinds == {list}:
-        entries = list(chain(*parts))
-        if not all(isinstance(entry, dict) and isinstance(entry.get("index"), int) for entry in entries):
-            return entries
-        return [_joined(values) for _, values in sorted(_by_key((entry["index"], entry) for entry in entries).items())]
-    return parts[-1] if parts else None
-
-
-def _by_key(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, list[Any]]:
-    groups: dict[Any, list[Any]] = {}
-    for key, value in pairs:
-        groups.setdefault(key, []).append(value)
-    return groups
 
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)

@@ -147,9 +147,12 @@ def _min_tokens(session: Session, common: list[int]) -> None:
         for t in (0, 1.0)
     ]
     answers = [choices[0] for choices in session.ask_all(bodies, session.options.width)]
+    test = "fields: min_tokens with stop_token_ids"
+    if any(common[0] in a.ids[_MIN_TOKENS:-1] for a in answers):
+        session.record(test, Verdict.NOT_TESTED, "stop_token_ids has no effect: answers go on behind the token")
+        return
     bad = [a for a in answers if len(a.ids) < _MIN_TOKENS or common[0] in a.ids[:_MIN_TOKENS]]
-    expected = f"at least {_MIN_TOKENS} tokens, no stop token among them"
-    _verdict(session, "fields: min_tokens with stop_token_ids", bad, len(answers), expected)
+    _verdict(session, test, bad, len(answers), f"at least {_MIN_TOKENS} tokens, no stop token among them")
 
 
 def _penalties(session: Session) -> None:

@@ -132,7 +132,9 @@ def _sampled(session: Session, condition: Condition) -> list[Answer]:
         budget /= 4  # a request for each law
     rounds = max(1, round(budget / (_ANSWER_TOKENS * condition.n * len(session.prompts))))
     extra: dict[str, Any] = dict(condition.fields)
-    if "ignore_eos" in session.abilities.accepted:
+    # llama.cpp takes the end's token out of the law before it is cut, and reports the law with it.
+    is_cut = bool(condition.top_k or condition.top_p < 1)
+    if "ignore_eos" in session.abilities.accepted and not is_cut:
         extra["ignore_eos"] = True
     if not condition.forced:
         extra["logprobs"] = session.abilities.list_size

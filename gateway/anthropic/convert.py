@@ -17,7 +17,18 @@ from outrider.gateway.tool_calls.reasoning import can_bound
 from outrider.shared.errors import InvalidRequest, PromptTooLong
 
 # Fields that both have, with the same meaning.
-_SHARED = {"model", "max_tokens", "stream", "temperature", "top_p", "top_k", "seed", "request_id", "speculation"}
+_SHARED = {
+    "model",
+    "max_tokens",
+    "stream",
+    "temperature",
+    "top_p",
+    "top_k",
+    "seed",
+    "request_id",
+    "speculation",
+    "receipt",
+}
 _THINKING_TYPES = ("enabled", "adaptive", "disabled")
 # The variables that tell templates whether to think; attributes and strings of the same name are none.
 _SWITCH = re.compile(r"(?<![\w.'\"])(enable_)?thinking(?![\w'\"])")

@@ -13,7 +13,9 @@ from typing_extensions import TypedDict
 from outrider.gateway.anthropic.content_blocks import ContentBlocks, StreamEvent, TokenTexts
 from outrider.gateway.anthropic.errors import messages_error
 from outrider.gateway.openai.answer_body import to_json
-from outrider.gateway.openai.answer_types import ErrorAnswer
+from outrider.gateway.openai.answer_types import ErrorAnswer, ReceiptBody
+from outrider.gateway.openai.receipt import ReceiptWriter
+from outrider.gateway.openai.receipt_signature import ReceiptKey
 from outrider.gateway.openai.usage import Account, SpecMetricsLevel
 from outrider.gateway.request.answers import Prepared
 from outrider.gateway.request.event_cursor import NOTHING_SEEN, EventCursor, EventNumbers
@@ -46,6 +48,7 @@ class Message(TypedDict):
     stop_reason: str | None
     stop_sequence: str | None
     usage: MessageUsage
+    receipt: NotRequired[ReceiptBody]
 
 
 class CountTokensAnswer(TypedDict):
@@ -55,9 +58,10 @@ class CountTokensAnswer(TypedDict):
 class MessageEvents:
     """The events of each update, and after the last one those of `end`."""
 
-    def __init__(self, prepared: Prepared) -> None:
+    def __init__(self, prepared: Prepared, receipt_key: ReceiptKey | None) -> None:
         self._options = prepared.options
         self._account = Account(prepared, SpecMetricsLevel.NONE)
+        self._receipt = ReceiptWriter(prepared, receipt_key)
         self._texts = TokenTexts()
         self._blocks = ContentBlocks(prepared.options)
         self._last: GenerationUpdate | None = None
@@ -67,7 +71,7 @@ class MessageEvents:
         """Yields the events of an update. `num_tokens` then counts the tokens that the events so far come from."""
         is_first = self._last is None
         self._last = update
-        self._account.add(0, update)
+        self._receipt.add(self._account.add(0, update), update)
         if is_first:
             yield {"type": "message_start", "message": self._start()}
             yield {"type": "ping"}
@@ -87,6 +91,7 @@ class MessageEvents:
             "type": "message_delta",
             "delta": {"stop_reason": reason, "stop_sequence": sequence},
             "usage": self._usage(),
+            **self._receipt.field(),
         }
         yield {"type": "message_stop"}
 
@@ -134,8 +139,10 @@ class MessageStream:
     Events are numbered. Those that the client has `seen` are made again, as they are always the same, and not sent.
     """
 
-    def __init__(self, prepared: Prepared, seen: EventCursor = NOTHING_SEEN) -> None:
-        self._events = MessageEvents(prepared)
+    def __init__(
+        self, prepared: Prepared, seen: EventCursor = NOTHING_SEEN, receipt_key: ReceiptKey | None = None
+    ) -> None:
+        self._events = MessageEvents(prepared, receipt_key)
         self._numbers = EventNumbers(prepared.options.answer_id, seen)
 
     def events(self, _prompt_index: int, update: GenerationUpdate) -> bytes:
@@ -160,8 +167,8 @@ class MessageStream:
 class WholeMessage:
     """Collects all updates, then returns the whole body."""
 
-    def __init__(self, prepared: Prepared) -> None:
-        self._events = MessageEvents(prepared)
+    def __init__(self, prepared: Prepared, receipt_key: ReceiptKey | None = None) -> None:
+        self._events = MessageEvents(prepared, receipt_key)
         self._so_far: list[StreamEvent] = []
 
     def add(self, _prompt_index: int, update: GenerationUpdate) -> None:
@@ -175,6 +182,8 @@ class WholeMessage:
         message["stop_reason"] = ending["delta"]["stop_reason"]
         message["stop_sequence"] = ending["delta"]["stop_sequence"]
         message["usage"] = ending["usage"]
+        if "receipt" in ending:
+            message["receipt"] = ending["receipt"]
         return message
 
 

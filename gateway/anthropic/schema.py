@@ -71,3 +71,6 @@ class MessagesRequest(CountTokensRequest):
     seed: Int | None = Field(None, description="Outrider's own, as in /v1/chat/completions")
     request_id: String | None = Field(None, description="Outrider's own: part of the answer's id")
     speculation: Speculation | None = None
+    receipt: Bool = Field(
+        False, description="Outrider's own, as in /v1/chat/completions; a stream's message_delta has it"
+    )

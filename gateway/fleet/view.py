@@ -19,8 +19,8 @@ class MethodView(TypedDict):
 
 
 class VerifierView(TypedDict):
-    """A verifier's last report; empty or 0 except for the address until first reached. `methods`: those it drafts with
-    in its own process.
+    """A verifier's last report; empty or 0 except for the address until first reached. `numerics`: its arithmetic, as
+    receipts name it. `methods`: those it drafts with in its own process.
     """
 
     address: str
@@ -33,6 +33,7 @@ class VerifierView(TypedDict):
     num_waiting: int
     num_blocks: int
     num_free_blocks: int
+    numerics: str
     methods: list[MethodView]
 
 
@@ -105,6 +106,7 @@ def _verifier(member: Member[VerifierInfo]) -> VerifierView:
         "num_waiting": info.num_waiting if info else 0,
         "num_blocks": info.num_blocks if info else 0,
         "num_free_blocks": info.num_free_blocks if info else 0,
+        "numerics": info.numerics if info else "",
         "methods": _methods(info.local_methods if info else ()),
     }
 

@@ -6,7 +6,7 @@ Not here: server-sent events (answer_stream.py), HTTP (servers/app.py), what a f
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from outrider.gateway.openai.answer_types import (
@@ -16,7 +16,6 @@ from outrider.gateway.openai.answer_types import (
     Completion,
     CompletionChoice,
     CompletionLogprobs,
-    ReceiptBody,
     RoundAnnotation,
 )
 from outrider.gateway.openai.logprobs import (
@@ -26,7 +25,7 @@ from outrider.gateway.openai.logprobs import (
     join_completion_logprobs,
     prompt_logprobs,
 )
-from outrider.gateway.openai.receipt import Receipt
+from outrider.gateway.openai.receipt import ReceiptWriter
 from outrider.gateway.openai.receipt_signature import ReceiptKey
 from outrider.gateway.openai.usage import Account, SpecMetricsLevel
 from outrider.gateway.request.answers import Prepared
@@ -78,10 +77,10 @@ class AnswerShape:
         receipt_key: ReceiptKey | None,
     ) -> None:
         self.prepared = prepared
-        self._receipt_key = receipt_key
         self.options = prepared.options
         self.tokenizer = tokenizer
         self.account = Account(prepared, level)
+        self.receipt = ReceiptWriter(prepared, receipt_key)
         plan = self.options.output
         self._symbols = plan.symbols() if plan is not None else Symbols(())
         self._num_named = len(prepared.requests[0].sampling_params.logprob_token_ids)
@@ -150,11 +149,6 @@ class AnswerShape:
             "rounds": [_round(one) for one in update.rounds],
         }
 
-    def receipt(self, outputs: Mapping[int, Sequence[int]]) -> ReceiptBody:
-        """Returns the receipt of a finished answer. outputs: the tokens of every choice, by its index."""
-        body = Receipt.of(self.prepared, tuple(tuple(outputs[index]) for index in sorted(outputs))).body()
-        return body if self._receipt_key is None else self._receipt_key.signed(body)
-
     def chat_output(self, index: int) -> ChatParts | None:
         """Returns what separates a choice's reasoning and tool calls from its text; None: all is text."""
         options = self.options
@@ -217,6 +211,7 @@ class WholeAnswer:
 
     def add(self, prompt_index: int, update: GenerationUpdate) -> None:
         choice = self._shape.account.add(prompt_index, update)
+        self._shape.receipt.add(choice, update)
         self._updates.setdefault(choice, []).append(update)
 
     def body(self) -> Completion | ChatCompletion:
@@ -234,8 +229,7 @@ class WholeAnswer:
             body["metrics"] = metrics
         if chat:
             self._add_prompt(body, merged[0])
-        if self._shape.options.receipt:
-            body["receipt"] = self._shape.receipt({index: update.token_ids for index, update in merged.items()})
+        body.update(self._shape.receipt.field())
         answer: Completion | ChatCompletion = body
         return answer
 

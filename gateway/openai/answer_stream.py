@@ -40,7 +40,6 @@ class AnswerStream:
         self._head = head[:-1]
         self._offsets: dict[int, int] = {}
         self._outputs: dict[int, ChatParts | None] = {}
-        self._token_ids: dict[int, list[int]] = {}  # by choice, for the receipt
         self._seen = seen
         self._reached: list[Seen | None] = list(seen.choices)
 
@@ -48,8 +47,7 @@ class AnswerStream:
         """Returns an update's events: none for tokens whose text is held back, unless the tokens are requested."""
         account = self._shape.account
         index = account.add(prompt_index, update)
-        if self._shape.options.receipt:
-            self._token_ids.setdefault(index, []).extend(update.token_ids)
+        self._shape.receipt.add(index, update)
         seen = self._seen.of(index)
         events = ""
         if index not in self._offsets:
@@ -141,8 +139,7 @@ class AnswerStream:
                 metrics = account.metrics()
                 if metrics is not None:
                     fields["metrics"] = metrics
-            if options.receipt:
-                fields["receipt"] = self._shape.receipt(self._token_ids)
+            fields.update(self._shape.receipt.field())
             events = self._numbered(fields, EventCursor(tuple(self._reached), ended=True))
         return (events + "data: [DONE]\n\n").encode()
 

@@ -252,6 +252,14 @@ class DetokenizeAnswer(TypedDict):
     prompt: str
 
 
+class VerifiedReceipt(TypedDict):
+    """said: as `outrider verify` says it; of an answer that is not confirmed, the first thing that differs."""
+
+    confirmed: bool
+    num_tokens: int
+    said: str
+
+
 class ReadyAnswer(TypedDict):
     ready: bool
     reason: NotRequired[str]

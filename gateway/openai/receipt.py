@@ -15,8 +15,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from outrider.gateway.openai.answer_types import ReceiptBody
-from outrider.gateway.request.answers import AnswerKind, Prepared
+from outrider.gateway.openai.receipt_signature import ReceiptKey
+from outrider.gateway.request.answers import AnswerKind, AnswerOptions, Prepared
 from outrider.gateway.request.record import SessionRecord
+from outrider.gateway.request.types import GenerationUpdate
 from outrider.shared.errors import InvalidRequest, OutriderError
 from outrider.shared.sampling_params import SpeculationMode
 from outrider.shared.stream_key import stream_key
@@ -36,9 +38,12 @@ class Receipt:
         """Returns the receipt of an answer whose requests have started."""
         requests = tuple(replace(request, owner="", cache_salt="") for request in prepared.requests)
         starts = [request.starts for request in requests]
+        options = prepared.options
+        if options.response is not None:  # the conversation is in the prompt
+            options = replace(options, response=replace(options.response, input_items=""))
         record = SessionRecord(
-            kind=AnswerKind.CHAT if prepared.options.chat else AnswerKind.COMPLETION,
-            prepared=Prepared(requests, prepared.options),
+            kind=_kind(options),
+            prepared=Prepared(requests, options),
             modes=tuple(choices[0].mode for choices in starts),
             stream_keys=tuple(tuple(choice.stream_key for choice in choices) for choices in starts),
             numerics=starts[0][0].numerics,
@@ -81,6 +86,38 @@ class Receipt:
                 if key != self.record.stream_keys[prompt][place]:
                     return choice
         return None
+
+
+class ReceiptWriter:
+    """Writes the receipt of an answer, if its request asks for one. Pass every update to `add`, then take the `field`.
+
+    key: signs it; None: it is not signed.
+    """
+
+    def __init__(self, prepared: Prepared, key: ReceiptKey | None) -> None:
+        self._prepared = prepared
+        self._key = key
+        self._outputs: dict[int, list[int]] = {}
+
+    def add(self, choice: int, update: GenerationUpdate) -> None:
+        if self._prepared.options.receipt:
+            self._outputs.setdefault(choice, []).extend(update.token_ids)
+
+    def field(self) -> dict[str, ReceiptBody]:
+        """Returns the answer's member for the receipt; empty where none is asked for."""
+        if not self._prepared.options.receipt:
+            return {}
+        outputs = tuple(tuple(self._outputs[choice]) for choice in sorted(self._outputs))
+        body = Receipt.of(self._prepared, outputs).body()
+        return {"receipt": body if self._key is None else self._key.signed(body)}
+
+
+def _kind(options: AnswerOptions) -> AnswerKind:
+    if options.response is not None:
+        return AnswerKind.RESPONSE
+    if options.message:
+        return AnswerKind.MESSAGE
+    return AnswerKind.CHAT if options.chat else AnswerKind.COMPLETION
 
 
 def _token_id(value: Any) -> int:

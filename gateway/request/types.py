@@ -10,6 +10,7 @@ from typing import Protocol
 
 from outrider.gateway.tool_calls.plan import OutputPlan
 from outrider.shared.draft_policy import draft_methods
+from outrider.shared.errors import CommitRefused
 from outrider.shared.log.commit_log import LogEntry
 from outrider.shared.messages import Commit, FinishReason, SessionSpec, Timings, TokenLogprob, TokenOrigin
 from outrider.shared.request_params import Speculation
@@ -59,6 +60,18 @@ class RequestTrace(Protocol):
     def fail(self, error: BaseException) -> None: ...
 
     def session(self, spec: SessionSpec) -> SessionTrace: ...
+
+
+class NoLog:
+    """An EntryLog of a request that cannot be resumed: refuses gaps and repeats, stores nothing."""
+
+    def __init__(self) -> None:
+        self._end = 0
+
+    async def append(self, entry: LogEntry) -> None:
+        if entry.base_len != self._end:
+            raise CommitRefused(f"an append at output index {entry.base_len} of a log that ends at {self._end}")
+        self._end = entry.end
 
 
 @dataclass(frozen=True)

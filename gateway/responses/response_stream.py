@@ -12,6 +12,8 @@ from typing import Any
 from outrider.gateway.openai.answer_body import to_json
 from outrider.gateway.openai.answer_types import ChatTokenLogprob, CompletionTokensDetails, ErrorAnswer
 from outrider.gateway.openai.logprobs import chat_logprobs
+from outrider.gateway.openai.receipt import ReceiptWriter
+from outrider.gateway.openai.receipt_signature import ReceiptKey
 from outrider.gateway.openai.usage import Account, SpecMetricsLevel
 from outrider.gateway.request.answers import Prepared
 from outrider.gateway.request.event_cursor import NOTHING_SEEN, EventCursor, EventNumbers
@@ -26,7 +28,14 @@ from outrider.shared.messages import FinishReason
 class WholeResponse:
     """Builds the body of a response. Pass every update to `add`, then take the `body`."""
 
-    def __init__(self, prepared: Prepared, tokenizer: Tokenizer, level: SpecMetricsLevel, version: str) -> None:
+    def __init__(
+        self,
+        prepared: Prepared,
+        tokenizer: Tokenizer,
+        level: SpecMetricsLevel,
+        version: str,
+        receipt_key: ReceiptKey | None = None,
+    ) -> None:
         """version: of the server; the API has no field for it."""
         if prepared.options.response is None:
             raise InternalError("a response without its plan")
@@ -34,12 +43,13 @@ class WholeResponse:
         self._fields = json.loads(prepared.options.response.fields)
         self._tokenizer = tokenizer
         self._account = Account(prepared, level)
+        self._receipt = ReceiptWriter(prepared, receipt_key)
         self._items = OutputItems(prepared.options)
         self._finish: FinishReason | None = None
 
     def add(self, prompt_index: int, update: GenerationUpdate) -> list[tuple[int, ResponseEvent]]:
         """Returns the update's events, each with the number of tokens that it took."""
-        self._account.add(prompt_index, update)
+        self._receipt.add(self._account.add(prompt_index, update), update)
         events: list[tuple[int, ResponseEvent]] = []
         for place, text in enumerate(update.token_texts):
             pushed = self._items.push(text, self._logprobs(update, place))
@@ -72,6 +82,8 @@ class WholeResponse:
         metrics = self._account.metrics()
         if metrics is not None:
             body["metrics"] = metrics
+        if self._finish in (FinishReason.STOP, FinishReason.LENGTH):
+            body.update(self._receipt.field())  # type: ignore[typeddict-item]
         return body
 
     def so_far(self, status: str) -> ResponseBody:
@@ -116,8 +128,9 @@ class ResponseStream:
         level: SpecMetricsLevel,
         version: str,
         seen: EventCursor = NOTHING_SEEN,
+        receipt_key: ReceiptKey | None = None,
     ) -> None:
-        self._whole = WholeResponse(prepared, tokenizer, level, version)
+        self._whole = WholeResponse(prepared, tokenizer, level, version, receipt_key)
         self._numbers = EventNumbers(prepared.options.answer_id, seen)
         self._num_tokens = 0
 

@@ -6,7 +6,7 @@ from typing import Any, NotRequired
 
 from typing_extensions import TypedDict
 
-from outrider.gateway.openai.answer_types import CompletionTokensDetails, Metrics
+from outrider.gateway.openai.answer_types import CompletionTokensDetails, Metrics, ReceiptBody
 
 
 class InputTokensDetails(TypedDict):
@@ -61,3 +61,4 @@ class ResponseBody(TypedDict):
     background: NotRequired[bool]
     usage: ResponseUsage | None
     metrics: NotRequired[Metrics]
+    receipt: NotRequired[ReceiptBody]

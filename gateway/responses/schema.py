@@ -107,6 +107,7 @@ class ResponsesRequest(Body):
         None, description="tokens of reasoning, markers not counted; -1: no limit"
     )
     speculation: Speculation | None = None
+    receipt: Bool = Field(False, description="as in /v1/chat/completions; a stream has it in its last event")
 
 
 ResponsesRequest.unsupported = {

@@ -6,7 +6,8 @@ A fifth of the answers each is greedy, sampled at T = 1, held by a grammar, a to
 killed in its midst. Then one token is changed; the answer is claimed for another request (seed, temperature, top_p,
 penalty); and for other arithmetic, with that said in the receipt or not. Where the other request draws the very same
 tokens, which the fleet shows without drafts, there is nothing to find; likewise where other arithmetic confirms every
-token.
+token. Lines of progress have the time since the start. Last comes what verifying costs beside generating the same
+tokens plainly: processor time in one process, each answer seen for the first time by both.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ import random
 import shutil
 import sys
 import tempfile
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,8 +32,12 @@ import httpx
 from safetensors.torch import load_file, save_file
 
 from outrider.client.audit.session import PROMPTS
+from outrider.gateway.answers.check import Verification
+from outrider.gateway.answers.read import read_answer
 from outrider.gateway.openai.receipt import Receipt
-from outrider.offline.verify import ReceiptVerifier, Verification, read_answer
+from outrider.offline.llm import LLM
+from outrider.offline.verify import ReceiptVerifier
+from outrider.shared.request_params import SamplingParams
 from tests.chaos.fleet import START_TIMEOUT_S, Fleet, Part
 from tests.chaos.targets import MODELS
 from tests.e2e.e2e_pace import FEW_AHEAD, paced
@@ -42,6 +48,10 @@ METHODS = ("draft_model", "ngram", "suffix", "auto", "off")
 WIDTH = 12
 # seconds; per reply of Redis: what a stream needs to be in its midst when the verifier is killed
 PAUSE_S = 0.02
+# Kinds and tokens of the answers whose cost is compared: those of the issue's estimate, with nothing but the model.
+_TIMED, _TIMED_TOKENS = ("greedy", "T = 1"), 128
+# answers; between two tables of a long run
+_SHOWN_EVERY = 100
 NOTE = {
     "type": "object",
     "properties": {"title": {"enum": ["one", "two"]}, "text": {"type": "string", "pattern": "^[a-z ]{20,40}$"}},
@@ -110,17 +120,21 @@ async def ask(http: httpx.AsyncClient, body: dict[str, Any], pieces: list[str]) 
     return read_answer("".join(pieces), "the answer")
 
 
-async def ask_all(http: httpx.AsyncClient, bodies: list[dict[str, Any]], killed: Part | None = None) -> list[Any]:
-    """killed: dies when all answers are in their midst, and is started again."""
+async def ask_all(http: httpx.AsyncClient, bodies: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return await asyncio.gather(*(ask(http, body, []) for body in bodies))
+
+
+async def ask_all_of(http: httpx.AsyncClient, bodies: list[dict[str, Any]], killed: Part) -> list[Any]:
+    """The answers; None for one that had ended when the verifier died in the midst of the others."""
     seen: list[list[str]] = [[] for _ in bodies]
     tasks = [asyncio.create_task(ask(http, body, pieces)) for body, pieces in zip(bodies, seen, strict=True)]
-    if killed is not None:
-        while not all(len(pieces) > 1 for pieces in seen):  # noqa: ASYNC110 - lists have no event
-            await asyncio.sleep(0.005)
-        assert not any(task.done() for task in tasks), "an answer ended before the others began"
-        killed.kill()
-        killed.start()
-    return await asyncio.gather(*tasks)
+    while not all(len(pieces) > 1 for pieces in seen) and not any(task.done() for task in tasks):  # noqa: ASYNC110
+        await asyncio.sleep(0.005)
+    early = [task.done() for task in tasks]
+    killed.kill()
+    killed.start()
+    answers = await asyncio.gather(*tasks)
+    return [None if ended else answer for ended, answer in zip(early, answers, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -132,32 +146,35 @@ class Case:
     others: dict[str, dict[str, Any]]
 
 
-async def collect(num_answers: int, folder: Path) -> list[Case]:
-    fleet, cases = OneVerifier(folder, num_gateways=2, num_drafters=1, num_verifiers=1), []
+async def collect(num_answers: int, folder: Path) -> AsyncIterator[list[Case]]:
+    """Yields a batch of each kind in turn, so that a run that is cut short has seen all of them."""
+    fleet = OneVerifier(folder, num_gateways=2, num_drafters=1, num_verifiers=1)
     with paced(fleet.redis.port, PAUSE_S) as fleet.paced_url:
         async with fleet, AsyncExitStack() as clients:
             slow, http = [
                 await clients.enter_async_context(httpx.AsyncClient(base_url=url, timeout=START_TIMEOUT_S))
                 for url in fleet.urls
             ]
-            for kind in KINDS:
-                numbers = range(num_answers // len(KINDS))
-                for batch in (numbers[start : start + WIDTH] for start in numbers[::WIDTH]):
+            numbers = range(num_answers // len(KINDS))
+            for batch in (numbers[start : start + WIDTH] for start in numbers[::WIDTH]):
+                for kind in KINDS:
                     await fleet.wait_ready(slow, http)
                     bodies = [request(kind, number) for number in batch]
-                    kills = kind == "killed verifier"
-                    answers = await ask_all(
-                        slow if kills else http, bodies, fleet.parts["verifier-0"] if kills else None
-                    )
+                    if kind == "killed verifier":
+                        answers = await ask_all_of(slow, bodies, fleet.parts["verifier-0"])
+                    else:
+                        answers = await ask_all(http, bodies)
                     await fleet.wait_ready(slow, http)
                     off = {"speculation": {"method": "off"}, "stream": False}
                     others = {
                         name: await ask_all(http, [{**body, **off, **change(body)} for body in bodies])
                         for name, change in CHANGES.items()
                     }
-                    for place, answer in enumerate(answers):
-                        cases.append(Case(kind, answer, {name: entries[place] for name, entries in others.items()}))
-    return cases
+                    yield [
+                        Case(kind, answer, {name: entries[place] for name, entries in others.items()})
+                        for place, answer in enumerate(answers)
+                        if answer is not None
+                    ]
 
 
 def claimed_for(answer: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
@@ -191,10 +208,13 @@ class Table:
 
     def __init__(self) -> None:
         self.counts: dict[str, Counter[str]] = {}
+        # seconds of processor time: of generating plainly, and of verifying; tokens of both
+        self.generating_s, self.verifying_s, self.num_timed = 0.0, 0.0, 0
         self._random = random.Random(1)
         self._models = ExitStack()
         rounded = self._models.enter_context(eight_bits(TARGET))
         self._right = self._load(TARGET)
+        self._plain = self._models.enter_context(LLM(TARGET, use_tqdm_on_load=False))
         self._wrong = {
             "dtype: float32": self._load(TARGET, dtype="float32"),
             "weights of 8 bits": self._load(rounded),
@@ -211,8 +231,10 @@ class Table:
         self.counts.setdefault(name, Counter())[outcome] += 1
 
     def add(self, case: Case) -> None:
-        answer = case.answer
+        answer, started = case.answer, time.process_time()
         found = self._right.verify(answer)
+        if case.kind in _TIMED and found.num_tokens == _TIMED_TOKENS:
+            self._time_plain(answer, time.process_time() - started)
         self._count(
             f"as it came: {case.kind}", "confirmed" if found.exit_code == 0 else f"NOT CONFIRMED: {found.conclusion}"
         )
@@ -233,6 +255,17 @@ class Table:
             is_wrong = verifier.verify(claimed_of(answer, verifier.numerics)).exit_code == 1
             self._count(f"{name}, not said", "found" if is_wrong else "the same tokens")
 
+    def _time_plain(self, answer: dict[str, Any], verifying_s: float) -> None:
+        record = Receipt.parse(answer["receipt"]).record
+        request = record.prepared.requests[0]
+        params = request.sampling_params
+        plain = SamplingParams(temperature=params.temperature, seed=params.seed, max_tokens=params.max_tokens)
+        started = time.process_time()
+        self._plain.generate({"prompt_token_ids": list(request.prompt_token_ids)}, plain, use_tqdm=False)
+        self.generating_s += time.process_time() - started
+        self.verifying_s += verifying_s
+        self.num_timed += 1
+
     @property
     def is_right(self) -> bool:
         return not any(outcome.startswith("NOT") for counts in self.counts.values() for outcome in counts)
@@ -240,19 +273,34 @@ class Table:
     def show(self) -> None:
         for name, counts in self.counts.items():
             print(f"{name:34s} {', '.join(f'{count} {outcome}' for outcome, count in counts.items())}")
+        if self.num_timed:
+            print(
+                f"{self.num_timed} answers of {_TIMED_TOKENS} tokens, processor seconds: {self.generating_s:.2f} to "
+                f"generate, {self.verifying_s:.2f} to verify, {self.generating_s / self.verifying_s:.1f} times less"
+            )
 
 
 def _found(verification: Verification) -> str:
     return "found" if verification.exit_code == 1 else f"NOT FOUND: {verification.conclusion}"
 
 
+async def count(num_answers: int, table: Table, folder: Path) -> None:
+    started, num_seen = time.monotonic(), 0
+    async for cases in collect(num_answers, folder):
+        for case in cases:
+            await asyncio.to_thread(table.add, case)
+        num_seen += len(cases)
+        print(f"{time.monotonic() - started:.0f} s: {num_seen} of {num_answers} answers", flush=True)
+        if not table.is_right or num_seen % _SHOWN_EVERY < len(cases):
+            table.show()
+            sys.stdout.flush()
+
+
 def measured(num_answers: int) -> Table:
-    with tempfile.TemporaryDirectory() as folder:
-        cases = asyncio.run(collect(num_answers, Path(folder)))
     table = Table()
     try:
-        for case in cases:
-            table.add(case)
+        with tempfile.TemporaryDirectory() as folder:
+            asyncio.run(count(num_answers, table, Path(folder)))
     finally:
         table.close()
     return table

@@ -24,6 +24,7 @@ from outrider.gateway.servers.http.http_answer import Load
 from outrider.gateway.servers.http.limits import as_outrider_error, error_response, status_error_response
 from outrider.gateway.servers.http.openapi import RouteWithoutSchemas, install_openapi
 from outrider.gateway.servers.http.queries import Queries
+from outrider.gateway.servers.http.receipts import Receipts
 from outrider.gateway.servers.http.request_label import HEADER as REQUEST_LABEL_HEADER
 from outrider.gateway.servers.http.request_label import RequestLabel
 from outrider.gateway.servers.http.routes import Endpoints, add_routes
@@ -92,7 +93,9 @@ def create_app(
 def _endpoints(service: GatewayService, bodies: BodyBudget) -> Endpoints:
     load, work = Load(), BodyWork(service, bodies)
     stored = StoredResponses(service, bodies, load)
-    return Endpoints(Generations(service, work, stored, load), stored, Queries(service, work, load))
+    return Endpoints(
+        Generations(service, work, stored, load), stored, Queries(service, work, load), Receipts(service, work, load)
+    )
 
 
 async def _routing_error(request: Request, error: Exception) -> Response:

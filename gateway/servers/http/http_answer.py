@@ -17,9 +17,8 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from outrider.gateway.anthropic.message_answer import MessageStream, WholeMessage
-from outrider.gateway.openai.answer_body import WholeAnswer, to_json
-from outrider.gateway.openai.answer_stream import AnswerStream
+from outrider.gateway.answers.forms import answer_stream, whole_answer
+from outrider.gateway.openai.answer_body import to_json
 from outrider.gateway.request.answers import Prepared
 from outrider.gateway.request.event_cursor import NOTHING_SEEN, EventCursor
 from outrider.gateway.request.tracing import ending
@@ -121,30 +120,19 @@ class HttpAnswer(Response):
         work = self._stream if streams else self._whole
         try:
             with ending(self._prepared):
-                await _until_disconnect(work(scope, receive, send), receive)
+                await until_disconnect(work(scope, receive, send), receive)
         finally:
             self._load.num_running -= 1
 
     def _updates(self) -> aclosing[AsyncGenerator[Indexed, None]]:
         return aclosing(merged_updates(self._service, self._prepared.requests))
 
-    def _whole_answer(self) -> WholeAnswer | WholeMessage | WholeResponse:
-        prepared, service = self._prepared, self._service
-        if prepared.options.message:
-            return WholeMessage(prepared)
-        shape = (prepared, service.tokenizer, service.spec_metrics, service.version)
-        return WholeResponse(*shape) if prepared.options.response else WholeAnswer(*shape, service.receipt_key)
-
-    def _answer_stream(self) -> AnswerStream | MessageStream | ResponseStream:
-        prepared, service, seen = self._prepared, self._service, self._seen or NOTHING_SEEN
-        if prepared.options.message:
-            return MessageStream(prepared, seen)
-        shape = (prepared, service.tokenizer, service.spec_metrics, service.version, seen)
-        return ResponseStream(*shape) if prepared.options.response else AnswerStream(*shape, service.receipt_key)
-
     async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            answer = self._whole_answer()
+            service = self._service
+            answer = whole_answer(
+                self._prepared, service.tokenizer, service.spec_metrics, service.version, service.receipt_key
+            )
             async with self._updates() as updates:
                 async for prompt_index, update in updates:
                     answer.add(prompt_index, update)
@@ -159,7 +147,10 @@ class HttpAnswer(Response):
         started = time.monotonic()
         comments = asyncio.create_task(self._comment_while_waiting(send))
         try:
-            answer = self._answer_stream()
+            service, seen = self._service, self._seen or NOTHING_SEEN
+            answer = answer_stream(
+                self._prepared, service.tokenizer, service.spec_metrics, service.version, seen, service.receipt_key
+            )
             async with self._updates() as updates:
                 async for prompt_index, update in updates:
                     if not self._num_updates:
@@ -234,7 +225,7 @@ async def _send(send: Send, message: dict[str, Any]) -> None:
         raise ClientDisconnect from error
 
 
-async def _until_disconnect(work: Coroutine[Any, Any, None], receive: Receive) -> None:
+async def until_disconnect(work: Coroutine[Any, Any, None], receive: Receive) -> None:
     """Runs `work`; when the client disconnects, cancels it and waits for its cleanup."""
     task = asyncio.create_task(work)
     watch = asyncio.create_task(_disconnected(receive))

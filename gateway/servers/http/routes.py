@@ -22,6 +22,7 @@ from outrider.gateway.openai.answer_types import (
     ModelList,
     ReadyAnswer,
     TokenizeAnswer,
+    VerifiedReceipt,
     VersionAnswer,
 )
 from outrider.gateway.openai.chat_batch import BATCH_SCHEMA
@@ -38,6 +39,7 @@ from outrider.gateway.servers.http.generations import Generations
 from outrider.gateway.servers.http.limits import Endpoint, guarded
 from outrider.gateway.servers.http.openapi import json_body
 from outrider.gateway.servers.http.queries import Queries
+from outrider.gateway.servers.http.receipts import ANSWER_SCHEMA, Receipts
 from outrider.gateway.servers.http.stored_responses import StoredResponses
 
 
@@ -48,6 +50,7 @@ class Endpoints:
     generations: Generations
     stored: StoredResponses
     queries: Queries
+    receipts: Receipts
 
 
 def add_routes(router: APIRouter, endpoints: Endpoints, *, shows_tokenizer: bool) -> None:
@@ -75,6 +78,9 @@ def add_routes(router: APIRouter, endpoints: Endpoints, *, shows_tokenizer: bool
     _get(
         router, "/v1/streams/{request_id:path}", generations.stream, None, "The rest of a stream, as server-sent events"
     )
+    answer = {"requestBody": {"required": True, "content": {"application/json": {"schema": ANSWER_SCHEMA}}}}
+    verify = endpoints.receipts.verify
+    _post(router, "/v1/receipts/verify", verify, VerifiedReceipt, answer, "Draw the tokens of an answer again")
     tokenize = json_body(TokenizeRequest, TokenizeChatRequest)
     _post(router, "/tokenize", queries.tokenize, TokenizeAnswer, tokenize, "Text or messages to token ids")
     if shows_tokenizer:

@@ -20,8 +20,9 @@ import httpx
 import pytest
 from e2e_stack import DEMO_TARGET
 
+from outrider.gateway.answers.read import read_answer
 from outrider.gateway.openai.receipt import Receipt
-from outrider.offline.verify import ReceiptVerifier, read_answer
+from outrider.offline.verify import ReceiptVerifier
 from outrider.shared.errors import OutriderError
 
 SEEDED = {"temperature": 1.0, "seed": 7}

@@ -35,6 +35,7 @@ VERIFIER = VerifierInfo(
     noise_version=1,
     certificate=RowInvarianceCertificate(True),
     local_methods=(DraftMethodInfo("suffix"),),
+    numerics="bfloat16/cpu/cpu/tp1/00",
 )
 METHODS = (DraftMethodInfo("draft_model", "demo-draft"), DraftMethodInfo("ngram"))
 DRAFTER = DrafterInfo("1.2.3", METHODS, noise_version=1, num_sessions=2, max_sessions=64)
@@ -64,6 +65,7 @@ async def test_members_that_answer(channel: grpc.aio.Channel) -> None:
                 "num_waiting": 1,
                 "num_blocks": 100,
                 "num_free_blocks": 60,
+                "numerics": "bfloat16/cpu/cpu/tp1/00",
                 "methods": [{"name": "suffix", "model": ""}],
             }
         ],

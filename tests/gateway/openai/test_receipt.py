@@ -26,8 +26,7 @@ from outrider.gateway.openai.receipt import Receipt
 from outrider.gateway.openai.receipt_signature import ReceiptKey, load_public_key, signature_fault
 from outrider.gateway.request.answers import AnswerKind, AnswerOptions, Prepared
 from outrider.gateway.request.record import new_record
-from outrider.gateway.request.types import ChoiceStart, ValidRequest
-from outrider.offline.generation import NoLog
+from outrider.gateway.request.types import ChoiceStart, NoLog, ValidRequest
 from outrider.shared.errors import ConfigError, InvalidRequest
 from outrider.shared.sampling_params import SamplingParams, SpeculationMode
 from tests.gateway.openai.answers import joined, streamed, whole

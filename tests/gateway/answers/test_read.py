@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from outrider.offline.verify import read_answer
+from outrider.gateway.answers.read import read_answer
 from outrider.shared.errors import InvalidRequest
 
 

@@ -1,0 +1,1 @@
+"""Answers of all APIs: made in their form, read back, and compared with what their receipt says."""
