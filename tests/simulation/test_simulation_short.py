@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from tests.simulation.faults import CHANGES, MISHAPS
 from tests.simulation.mutants import MUTANTS
+from tests.simulation.wishes import SHAPES
 from tests.simulation.world import Outcome, simulate
 
 ROOT = Path(__file__).parents[2]
-# Seeds that broke a promise, and what was mended since. A change to the simulation itself gives them another meaning;
-# each bug has a test of its own beside the code.
+# Seeds that broke a promise before there were grammars and changes, and what was mended since. A change to the
+# simulation itself gives seeds another meaning; each bug has a test of its own beside the code.
 MENDED = {
     126: "a stream without a seed was resumed over tokens that were drawn again",
     351: "a half-open connection to Redis while scripts were loaded stopped all commits",
@@ -50,7 +53,21 @@ def test_disturbed_fleets_answer_with_the_law() -> None:
 
 @pytest.mark.parametrize("seed", MENDED, ids=lambda seed: f"{seed}-{MENDED[seed]}")
 def test_seeds_that_once_found_a_bug(seed: int) -> None:
-    check(simulate(seed))
+    check(simulate(seed, kinds=MISHAPS, shapes=("completion",)))
+
+
+def test_changes_and_grammars_are_met() -> None:
+    """Both versions of the wire side by side, keys that are replaced, and outputs under grammars."""
+    seen: Counter[str] = Counter()
+    kinds: Counter[str] = Counter()
+    for seed in range(16):
+        outcome = simulate(seed, kinds=CHANGES)
+        check(outcome)
+        seen.update(outcome.seen)
+        kinds.update(kind for kind, _ in outcome.faults.values())
+    assert {f"answered {shape}" for shape in SHAPES} < set(seen)
+    assert seen["message without newer fields"] > 50
+    assert set(kinds) == set(CHANGES)
 
 
 def test_a_seed_is_the_same_again() -> None:
