@@ -140,7 +140,7 @@ def _leaks_lease() -> AbstractContextManager[Any]:
     """A lost verifier keeps the place that the session had."""
     original = Generation._decode_with_failover
 
-    async def decode(self: Any, request: Any, spec: Any, sink: Any) -> None:
+    async def decode(self: Any, *args: Any) -> None:
         marked = self.verifiers.mark_lost
 
         def mark(member: Any) -> None:
@@ -148,7 +148,7 @@ def _leaks_lease() -> AbstractContextManager[Any]:
             marked(member)
 
         with mock.patch.object(self.verifiers, "mark_lost", mark):
-            await original(self, request, spec, sink)
+            await original(self, *args)
 
     return mock.patch.object(Generation, "_decode_with_failover", decode)
 

@@ -24,6 +24,8 @@ MENDED = {
     802: "a method whose drafters went before the gateway's first request was refused as unknown",
     1465: "a power loss of Redis gave a session's epoch out again, and a stream was resumed over its other tokens",
 }
+# Undisturbed seeds in which one client's outputs make room for another's.
+OUTPUTS_GIVE_WAY = (17, 19)
 NUM_SEEDS, NUM_MORE_SEEDS = 40, 1_000
 # seeds; within which each planted bug is found
 MUTANT_SEEDS = 300
@@ -68,6 +70,14 @@ def test_changes_and_grammars_are_met() -> None:
     assert {f"answered {shape}" for shape in SHAPES} < set(seen)
     assert seen["message without newer fields"] > 50
     assert set(kinds) == set(CHANGES)
+
+
+def test_outputs_that_give_way_go_on_where_they_stopped() -> None:
+    """Twelve outputs of one client hold most places when another one comes."""
+    for seed in OUTPUTS_GIVE_WAY:
+        outcome = simulate(seed, kinds=())
+        check(outcome)
+        assert outcome.seen["output gave way"] > 0
 
 
 def test_a_seed_is_the_same_again() -> None:

@@ -30,6 +30,8 @@ _TOOL = {
         },
     },
 }
+# outputs; of one request: some give way when another client comes
+_MANY = 12
 # tokens; longest call, spelled letter by letter
 _CALL_TOKENS = 70
 _ARGUMENTS = re.compile(r'"arguments":\s*(\{"arg": "[^"]*"\})?')
@@ -74,10 +76,11 @@ class Wish:
 
     def _shaped(self, rng: random.Random, shapes: tuple[str, ...]) -> Wish:
         shape = rng.choice(shapes)
+        n = _MANY if rng.random() < 0.1 else self.n
         if shape != "call":
-            return dataclasses.replace(self, shape=shape)
+            return dataclasses.replace(self, shape=shape, n=n)
         max_tokens = _CALL_TOKENS if rng.random() < 0.8 else self.max_tokens
-        return dataclasses.replace(self, shape=shape, max_tokens=max_tokens, stop=())
+        return dataclasses.replace(self, shape=shape, n=n, max_tokens=max_tokens, stop=())
 
     @property
     def answer_id(self) -> str:

@@ -163,6 +163,10 @@ class World(logging.Handler):
         if end > reached or (end == reached and when <= self._lost_at):
             self._logged[name] = end, self.loop.time()
 
+    def num_asked_back(self) -> int:
+        """Counts outputs that gave way to other clients' at the gateways that are still there."""
+        return sum(node.generation.starts.num_asked_back for node in self._gateway_nodes() if node is not None)
+
     # ---- processes ----
 
     def start(self, seat: Seat) -> None:
@@ -389,7 +393,7 @@ def simulate(
         sum(client.is_done and not client.is_rival for client in clients),
         sum(bool(client.refused) for client in clients),
         faults.done,
-        Counter({"message without newer fields": world.net.num_clipped})
+        Counter({"message without newer fields": world.net.num_clipped, "output gave way": world.num_asked_back()})
         + Counter(f"answered {client.wish.shape}" for client in clients if client.is_done and not client.is_rival),
     )
 
