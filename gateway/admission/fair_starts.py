@@ -199,7 +199,7 @@ class FairStarts:
     def _ask_back(self, comer: str) -> None:
         """Asks the others' outputs beyond their shares for their places, now that this caller has come."""
         for caller, share in self._shares.items():
-            if caller == comer or len(share.running) <= 1:
+            if caller == comer or not self._room.num_places():  # which it is while none serves
                 continue
             num_others = self._num_held - share.num_held + len(self._shares[comer].waiting)
             surplus = len(share.running) - self._room.max_per_caller(num_others) - MAX_OPENING
