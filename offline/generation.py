@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry
 
+from outrider.gateway.admission.fair_starts import Place
 from outrider.gateway.config import GatewayConfig
 from outrider.gateway.decoding.decode_loop import decode
 from outrider.gateway.decoding.generation import Generation
@@ -47,7 +48,9 @@ class OfflineGeneration(Generation):
         self._engines = engines
         self._room = asyncio.Semaphore(max_num_seqs)
 
-    async def _decode_with_failover(self, request: ValidRequest, spec: SessionSpec, sink: CommitSink) -> None:
+    async def _decode_with_failover(
+        self, request: ValidRequest, spec: SessionSpec, sink: CommitSink, place: Place
+    ) -> None:
         async with self._room:
             verifier = EngineVerifier(self._engines.verifier)
             drafting = Drafting(

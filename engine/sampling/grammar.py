@@ -173,7 +173,7 @@ class GrammarState:
 
     def twin(self) -> GrammarState:
         """Returns another matcher of the same grammar, without recompiling it."""
-        return GrammarState(self._at_start, self._vocab_size, self._token_bytes)
+        return GrammarState(self._at_start, self._vocab_size, self._token_bytes, self._clock)
 
     def _move_to(self, token_ids: Sequence[int]) -> bool:
         consumed = self._consumed

@@ -7,6 +7,7 @@ It never waits for a drafter longer than `drafting` allows, and it emits nothing
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from outrider.gateway.proposals.drafting import Drafting
 from outrider.gateway.request.commit_sink import CommitSink
@@ -14,9 +15,21 @@ from outrider.gateway.request.interfaces import Verifier
 from outrider.shared.messages import SessionSpec
 
 
-async def decode(spec: SessionSpec, verifier: Verifier, drafting: Drafting, sink: CommitSink) -> None:
-    """Runs the session to its end, or raises: VerifierLost (another verifier can continue from `sink`), CommitRefused
-    (another gateway has taken over), or the error that the verifier ended the session with.
+def _never() -> bool:
+    return False
+
+
+async def decode(
+    spec: SessionSpec,
+    verifier: Verifier,
+    drafting: Drafting,
+    sink: CommitSink,
+    gives_way: Callable[[], bool] = _never,
+) -> bool:
+    """Runs the session to its end; False: it stopped after a commit as `gives_way` said, and can continue from `sink`.
+
+    Raises VerifierLost (another verifier can continue from `sink`), CommitRefused (another gateway has taken over), or
+    the error that the verifier ended the session with.
     """
     committed_len = len(spec.committed_token_ids)
     while True:
@@ -31,4 +44,6 @@ async def decode(spec: SessionSpec, verifier: Verifier, drafting: Drafting, sink
             committed_len = kept.end
             if kept.finish_reason is not None:
                 await sink.drain()
-                return
+                return True
+            if gives_way():
+                return False

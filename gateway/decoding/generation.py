@@ -122,7 +122,7 @@ class Generation:
                 await sink.drain()
             else:
                 times.start(start.choice_index)
-                await self._decode_with_failover(request, self._spec(request, start, sink), sink)
+                await self._decode_with_failover(request, self._spec(request, start, sink), sink, place)
         except Exception as error:
             self.metrics.observe_failure(error)
             if request.trace is not None:
@@ -134,8 +134,12 @@ class Generation:
             self.metrics.running.dec()
             await sink.close()
 
-    async def _decode_with_failover(self, request: ValidRequest, spec: SessionSpec, sink: CommitSink) -> None:
-        """A lost verifier costs time, not tokens: the next epoch continues after what was committed."""
+    async def _decode_with_failover(
+        self, request: ValidRequest, spec: SessionSpec, sink: CommitSink, place: Place
+    ) -> None:
+        """A lost verifier costs time, not tokens, and so does a place that is given to others for a while: the next
+        epoch continues after what was committed.
+        """
         acquire = functools.partial(self._lease_drafter, request)
         num_fruitless = 0
         overloaded_until = time.monotonic() + self.config.failover_s
@@ -168,8 +172,11 @@ class Generation:
             )
             try:
                 await verifier.open(spec)
-                await decode(spec, verifier, drafting, sink)
-                return
+                if await decode(spec, verifier, drafting, sink, place.gives_way):
+                    return
+                spec = dataclasses.replace(
+                    spec, epoch=spec.epoch + 1, committed_token_ids=tuple(sink.committed_token_ids)
+                )
             except Overloaded:
                 if time.monotonic() >= overloaded_until:
                     raise
@@ -194,6 +201,9 @@ class Generation:
                 member.num_sessions -= 1
                 await verifier.close()
                 await drafting.close()
+            if place.gives_way():
+                await place.take_again()
+                overloaded_until = time.monotonic() + self.config.failover_s
 
     def _numerics(self, start: ChoiceStart) -> str | None:
         """Returns the kind of verifier that a choice needs; None: any."""

@@ -103,7 +103,8 @@ def http_client(stack: AttackedStack, key: str) -> httpx.AsyncClient:
         base_url=stack.state.url,
         headers={"Authorization": f"Bearer {key}"},
         timeout=_TIMEOUT_S,
-        limits=httpx.Limits(max_connections=64),
+        # Not kept: a server closes idle connections, perhaps while the next request is on its way.
+        limits=httpx.Limits(max_connections=64, max_keepalive_connections=0),
     )
 
 
@@ -141,12 +142,19 @@ async def _background_responses(stack: AttackedStack, attackers: Counter[str]) -
     """More than the engine works off meanwhile; the owner then cancels all of them."""
     body = {"input": "A?", "background": True, "max_output_tokens": 400, "temperature": 0}
     async with http_client(stack, stack.attacker_key) as http:
-        answers = await asyncio.gather(*(http.post("/v1/responses", json=body) for _ in range(_NUM_BACKGROUND)))
-        attackers.update(f"begun {answer.status_code}" for answer in answers)
+        asked = (http.post("/v1/responses", json=body) for _ in range(_NUM_BACKGROUND))
+        answers = await asyncio.gather(*asked, return_exceptions=True)  # a connection beyond its share is closed
+        attackers.update(f"begun {_outcome(answer)}" for answer in answers)
         yield
-        begun = [answer.json()["id"] for answer in answers if answer.status_code == httpx.codes.OK]
-        ended = await asyncio.gather(*(http.post(f"/v1/responses/{one}/cancel") for one in begun))
-        attackers.update(f"cancelled {answer.status_code}" for answer in ended)
+        begun = [answer.json()["id"] for answer in answers if _outcome(answer) == str(httpx.codes.OK)]
+        ended = await asyncio.gather(
+            *(http.post(f"/v1/responses/{one}/cancel") for one in begun), return_exceptions=True
+        )
+        attackers.update(f"cancelled {_outcome(answer)}" for answer in ended)
+
+
+def _outcome(answer: httpx.Response | BaseException) -> str:
+    return str(answer.status_code) if isinstance(answer, httpx.Response) else type(answer).__name__
 
 
 def _calls_without_a_message(

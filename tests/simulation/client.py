@@ -6,19 +6,17 @@ A promise that is broken is in `broken`. The answer is compared with the undistu
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 import random
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from outrider.gateway.request.event_cursor import EventCursor, parse_event_id
-from outrider.shared.sampling_params import SamplingParams
-from outrider.shared.stream_key import stream_key
+from outrider.shared.sampling_params import Grammar
 from tests.simulation.http_links import HttpCall, HttpRequest, Lost
 from tests.simulation.links import Network
 from tests.simulation.loop import Process
-from tests.simulation.toy import MODEL, text_of, undisturbed
+from tests.simulation.wishes import Wish
 
 # seconds; without a byte, after which a client gives a connection up
 READ_TIMEOUT_S = 20.0
@@ -30,7 +28,8 @@ class Records(Protocol):
     """What the simulation knows beside the client. logged_len: how far a choice's log has ever reached in Redis.
     may_lack_end: Redis has lost data since the log reached its end. logged: the tokens there now, each with its
     epoch; None: nothing.
-    redis_was_away: for long, of its own accord.
+    grammar_of: the grammar that verifiers were given for a choice. api_key: the one to
+    send now; "": none. redis_was_away: for long, of its own accord.
     """
 
     has_lost_data: bool
@@ -42,67 +41,9 @@ class Records(Protocol):
 
     def logged(self, request_id: str, choice: int) -> list[tuple[int, int]] | None: ...
 
+    def grammar_of(self, request_id: str, choice: int) -> Grammar | None: ...
 
-@dataclass(frozen=True, eq=False)
-class Wish:
-    """A request. kind: "greedy", "seeded", or "sampled" (no seed: its tokens are drawn afresh)."""
-
-    request_id: str
-    prompt: tuple[int, ...]
-    max_tokens: int
-    kind: str
-    seed: int
-    n: int
-    stop: tuple[str, ...]
-    speculation: dict[str, Any]
-
-    @classmethod
-    def drawn(cls, rng: random.Random, request_id: str, methods: tuple[str, ...]) -> Wish:
-        """methods: that some drafter or verifier serves. No prompt ends within a character (token 12): the answer would
-        begin with the rest of it.
-        """
-        method = rng.choice(["auto", "off", *methods, *methods])
-        speculation: dict[str, Any] = {"method": method}
-        if method != "off":
-            speculation["num_speculative_tokens"] = rng.randint(1, 5)
-        return cls(
-            request_id,
-            prompt=(*rng.choices(range(1, 16), k=rng.randint(0, 8)), rng.randint(1, 11)),
-            max_tokens=rng.randint(1, 24),
-            kind=rng.choice(["greedy", "seeded", "sampled"]),
-            seed=rng.randrange(1000),
-            n=rng.choice([1, 1, 1, 2]),
-            stop=rng.choice([(), (), ("ab",), ("d.", "é")]),
-            speculation=speculation,
-        )
-
-    @property
-    def params(self) -> SamplingParams:
-        if self.kind == "greedy":
-            return SamplingParams(temperature=0.0, max_tokens=self.max_tokens)
-        return SamplingParams(max_tokens=self.max_tokens, seed=self.seed if self.kind == "seeded" else None)
-
-    def body(self) -> dict[str, Any]:
-        return {
-            "model": MODEL,
-            "prompt": list(self.prompt),
-            "max_tokens": self.max_tokens,
-            "temperature": self.params.temperature,
-            "n": self.n,
-            "stop": list(self.stop),
-            "stream": True,
-            "request_id": self.request_id,
-            "speculation": self.speculation,
-            **({"seed": self.seed} if self.kind == "seeded" else {}),
-        }
-
-    @functools.lru_cache(maxsize=64)  # noqa: B019 - a few wishes per simulation
-    def expected(self, choice: int) -> str | None:
-        """None: it is drawn afresh each time."""
-        if self.kind == "sampled":
-            return None
-        key = stream_key(self.seed if self.kind == "seeded" else 0, self.prompt, choice)
-        return text_of(undisturbed(self.prompt, self.params, key), self.stop)
+    def api_key(self) -> str: ...
 
 
 @dataclass
@@ -126,6 +67,7 @@ class Client:
     refused: str = ""
     is_done: bool = False
     num_attempts: int = 0
+    _api_key: str = ""
     _last_id: str = ""
     _has_begun: bool = False
     _cursor: EventCursor = field(default_factory=EventCursor)
@@ -134,7 +76,7 @@ class Client:
 
     @property
     def answer_id(self) -> str:
-        return f"cmpl-{self.wish.request_id}"
+        return self.wish.answer_id
 
     async def run(self) -> None:
         """Asks until the answer is whole, or refused for good."""
@@ -161,13 +103,16 @@ class Client:
             await asyncio.sleep(self.rng.uniform(*_PAUSE_S))
 
     def _request(self) -> HttpRequest:
+        self._api_key = self.records.api_key()
+        headers = {"authorization": f"Bearer {self._api_key}"} if self._api_key else {}
         if self._last_id:
+            headers["last-event-id"] = self._last_id
             if self.rng.random() < 0.5:
-                return HttpRequest("GET", f"/v1/streams/{self.answer_id}", {"last-event-id": self._last_id})
-            return HttpRequest("POST", "/v1/completions", {"last-event-id": self._last_id}, self.wish.body())
+                return HttpRequest("GET", f"/v1/streams/{self.answer_id}", headers)
+            return HttpRequest("POST", self.wish.path, headers, self.wish.body())
         if self._has_begun:
-            return HttpRequest("GET", f"/v1/streams/{self.answer_id}")
-        return HttpRequest("POST", "/v1/completions", {}, self.wish.body())
+            return HttpRequest("GET", f"/v1/streams/{self.answer_id}", headers)
+        return HttpRequest("POST", self.wish.path, headers, self.wish.body())
 
     async def _read(self, call: HttpCall) -> None:
         self._has_begun = True
@@ -218,16 +163,16 @@ class Client:
                 self.broken.append(f"event {event_id} after {self._last_id}")
             elif now.num_tokens > (logged := self.records.logged_len(request_id, index)):
                 self.broken.append(f"event {event_id} of choice {index}, whose log never had more than {logged} tokens")
-            self._texts[index] = self._texts.get(index, "") + choice["text"]
+            self._texts[index] = self._texts.get(index, "") + self.wish.pieces(choice)
         for place, seen in enumerate(self._cursor.choices):
             now = cursor.of(place)
             if seen is not None and (now is None or now.num_tokens < seen.num_tokens):
                 self.broken.append(f"event {event_id} goes back behind {self._last_id}")
         self._cursor, self._last_id = cursor, event_id
         for index, text in self._texts.items():
-            expected = self.wish.expected(index)
-            if expected is not None and not expected.startswith(text):
-                self.broken.append(f"choice {index} reads {text!r}, the law says {expected!r}")
+            expected = self._expected(index)
+            if expected is not None and not expected[0].startswith(text):
+                self.broken.append(f"choice {index} reads {text!r}, the law says {expected[0]!r}")
 
     def _refusal(self, status: int, message: str) -> None:
         """Decides whether a refusal is one that is documented for what has happened."""
@@ -238,6 +183,8 @@ class Client:
             self.broken.append(f"Redis was not away: {message}")
         if status in (429, 503):
             return  # try again later
+        if status == 401 and self._api_key != self.records.api_key():
+            return  # the key was replaced while the request was under way
         if status == 408 or (status == 409 and "taken over" in message):
             return
         if status == 409 and "already exists" in message:
@@ -253,20 +200,25 @@ class Client:
     def check_texts(self) -> None:
         """Compares what was read with the law and with the log. To be called when all have ended."""
         for choice in range(self.wish.n):
-            text, expected = self._texts.get(choice, ""), self.wish.expected(choice)
-            if self.is_done and expected is not None and text != expected:
-                self.broken.append(f"choice {choice} is {text!r}, the law says {expected!r}")
+            text, expected = self._texts.get(choice, ""), self._expected(choice)
+            if self.is_done and expected is not None and not _agrees(text, expected):
+                self.broken.append(f"choice {choice} is {text!r}, the law says {expected[0]!r}")
             tokens = self.records.logged(self.answer_id, choice) or []
-            logged = text_of([token_id for token_id, _ in tokens], self.wish.stop)
+            logged, is_whole = self.wish.shown([token_id for token_id, _ in tokens])
             if self._is_drawn_again(choice, [epoch for _, epoch in tokens]):
                 is_same = True
             elif self.is_done:
                 may_lack_end = self.records.may_lack_end(self.answer_id, choice)
-                is_same = text == logged or (may_lack_end and text.startswith(logged))
+                is_same = _agrees(text, (logged, is_whole)) or (may_lack_end and text.startswith(logged))
             else:
                 is_same = self.records.has_lost_data or logged.startswith(text.rstrip("\ufffd"))
             if not is_same:
                 self.broken.append(f"choice {choice} is {text!r}, the log says {logged!r}")
+
+    def _expected(self, choice: int) -> tuple[str, bool] | None:
+        """Returns what is read of the law's output (Wish.shown); None where it is drawn afresh each time."""
+        output = self.wish.expected(choice, self.records.grammar_of(self.answer_id, choice))
+        return None if output is None else self.wish.shown(output)
 
     def _is_drawn_again(self, choice: int, epochs: list[int]) -> bool:
         """Returns whether the log has another session's tokens, which may differ, after a loss: as nothing told the
@@ -276,3 +228,8 @@ class Client:
         if seen is None or not seen.num_tokens or self.wish.kind != "sampled" or not self.records.has_lost_data:
             return False
         return seen.num_tokens <= len(epochs) and epochs[seen.num_tokens - 1] != seen.epoch
+
+
+def _agrees(text: str, shown: tuple[str, bool]) -> bool:
+    """shown: what may be read, and whether it must be all of it."""
+    return text == shown[0] if shown[1] else shown[0].startswith(text)

@@ -12,8 +12,12 @@ from tests.simulation.links import Link
 
 LINK_FAULTS = ("stall", "reset", "half-open")
 REDIS_FAULTS = ("redis-power", "rack-power", "redis-full", "scripts")
-PROCESS_FAULTS = (*REDIS_FAULTS, "kill", "power", "pause", "clock", "no-drafters")
-ALL_FAULTS = (*LINK_FAULTS, *PROCESS_FAULTS)
+CHANGES = ("upgrade", "new-keys")
+_MISHAPS = (*REDIS_FAULTS, "kill", "power", "pause", "clock", "no-drafters")
+PROCESS_FAULTS = (*_MISHAPS, *CHANGES)
+# What seeds of before CHANGES were drawn from.
+MISHAPS = (*LINK_FAULTS, *_MISHAPS)
+ALL_FAULTS = (*MISHAPS, *CHANGES)
 # seconds of virtual time; faults begin before the first, while most requests run; all are over at the second
 BEGIN_BEFORE_S, UNTIL_S = 3.0, 12.0
 # Messages that are sent after another fault only; and the share of them that something happens to: two faults at one
@@ -24,8 +28,9 @@ _RARE_SHARE = 0.3
 
 @dataclass(frozen=True)
 class ProcessFault:
-    """kind: of PROCESS_FAULTS; "rack-power": Redis and a gateway lose power together. victim: its place among the
-    processes. lasts_s: until it is over.
+    """kind: of PROCESS_FAULTS; "rack-power": Redis and a gateway lose power together; "upgrade": a process starts again
+    with the other version of the wire (older_wire.py); "new-keys": clients' API key is replaced. victim: its place
+    among the processes. lasts_s: until it is over.
     """
 
     at_s: float
@@ -43,6 +48,7 @@ class Faults:
         enabled = rng.sample(kinds, min(len(kinds), rng.randint(1, 4)))
         links = [kind for kind in enabled if kind in LINK_FAULTS]
         processes = [kind for kind in enabled if kind in PROCESS_FAULTS]
+        self.enabled = frozenset(enabled)
         self.until_s = UNTIL_S
         self.is_over = not enabled
         self.done: dict[int, tuple[str, str]] = {}  # kind and place, by number

@@ -16,6 +16,7 @@ import grpc.aio
 
 from tests.simulation.links import Link, Network
 from tests.simulation.loop import Process
+from tests.simulation.older_wire import clipped
 
 _Status = tuple[grpc.StatusCode, str]
 _GONE: _Status = (grpc.StatusCode.UNAVAILABLE, "the connection is lost")
@@ -89,7 +90,7 @@ class ServerCall:
         self._link.send(f"{self._call.num} status {status[0].name}", lambda: self._call.end(status), by_client=False)
 
     def _reply(self, reply: Any) -> None:
-        data = self._handler.response_serializer(reply)
+        data = _encoded(self._link, reply, self._handler.response_serializer)
         what = f"{self._call.num} {shown(reply)}"
         self._link.send(what, lambda: self._call.receive(data), by_client=False)
 
@@ -167,7 +168,7 @@ class ClientCall:
     async def write(self, message: Any) -> None:
         if self._status is not None:
             raise self._error() if self._status[0] is not grpc.StatusCode.OK else asyncio.InvalidStateError("ended")
-        data = self._serialize(message)
+        data = _encoded(self._link, message, self._serialize)
         if self._link is not None:
             self._link.send(f"{self.num} {shown(message)}", lambda: self._pass_on(data), by_client=True)
         try:
@@ -251,6 +252,16 @@ class SimChannel:
     async def close(self) -> None:
         if self._link is not None:
             self._link.close(by_client=True)
+
+
+def _encoded(link: Link | None, message: Any, serialize: Any) -> bytes:
+    """Returns the message as both ends of the link know it."""
+    data: bytes = serialize(message)
+    if link is None or not (link.client.process.is_older or link.server.process.is_older):
+        return data
+    known = clipped(message.DESCRIPTOR.full_name, data)
+    link.net.num_clipped += len(known) < len(data)
+    return known
 
 
 def shown(message: Any) -> str:

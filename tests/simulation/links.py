@@ -61,7 +61,7 @@ class Link:
         self.num_messages = 0
         self.is_cut = False
         self.client, self.server = End(client, CLIENT_NOTICES_S), End(server, SERVER_NOTICES_S)
-        self._net = net
+        self.net = net
 
     def __str__(self) -> str:
         return f"{self.client.process.name}->{self.server.process.name}/{self.kind}"
@@ -75,11 +75,11 @@ class Link:
         if not sender.is_open or sender.process.is_dead:
             return
         self.num_messages += 1
-        late_s = self._net.mischief.on_message(self, what)
-        arrival = max(self._net.loop.time() + self._net.latency_s() + late_s, receiver.last_arrival + _APART_S)
+        late_s = self.net.mischief.on_message(self, what)
+        arrival = max(self.net.loop.time() + self.net.latency_s() + late_s, receiver.last_arrival + _APART_S)
         receiver.last_arrival = arrival
-        self._net.trace.add(f"{'>' if by_client else '<'} {self} {what}")
-        self._net.later(arrival, lambda: self._arrive(receiver, what, deliver))
+        self.net.trace.add(f"{'>' if by_client else '<'} {self} {what}")
+        self.net.later(arrival, lambda: self._arrive(receiver, what, deliver))
 
     def _arrive(self, receiver: End, what: str, deliver: Callable[[], None]) -> None:
         if self.is_cut or not receiver.is_open or receiver.process.is_dead:
@@ -89,38 +89,38 @@ class Link:
             if receiver.is_open:
                 deliver()
 
-        self._net.loop.call_soon(in_process, context=receiver.process.main.context)
+        self.net.loop.call_soon(in_process, context=receiver.process.main.context)
 
     def close(self, *, by_client: bool) -> None:
         """One end closes the connection; the other is told by a message."""
         mine, other = (self.client, self.server) if by_client else (self.server, self.client)
         if mine.is_open:
             mine.is_open = False
-            self._tell(other, max(self._net.loop.time() + self._net.latency_s(), other.last_arrival + _APART_S))
+            self._tell(other, max(self.net.loop.time() + self.net.latency_s(), other.last_arrival + _APART_S))
 
     def reset(self) -> None:
         """Both ends are told; what is under way is lost."""
-        self._net.trace.add(f"! reset {self}")
+        self.net.trace.add(f"! reset {self}")
         self.is_cut = True
         for end in (self.client, self.server):
-            self._lose_at(end, self._net.loop.time() + self._net.latency_s())
+            self._lose_at(end, self.net.loop.time() + self.net.latency_s())
 
     def half_open(self) -> None:
         """Nothing arrives any more."""
-        self._net.trace.add(f"! half-open {self}")
+        self.net.trace.add(f"! half-open {self}")
         self.is_cut = True
         for end in (self.client, self.server):
-            self._lose_at(end, self._net.loop.time() + end.notices_s)
+            self._lose_at(end, self.net.loop.time() + end.notices_s)
 
     def _tell(self, end: End, when: float) -> None:
-        self._net.later(when, lambda: None if self.is_cut else self._lose_now(end))
+        self.net.later(when, lambda: None if self.is_cut else self._lose_now(end))
 
     def _lose_at(self, end: End, when: float) -> None:
-        self._net.later(when, lambda: self._lose_now(end))
+        self.net.later(when, lambda: self._lose_now(end))
 
     def _lose_now(self, end: End) -> None:
         if not end.process.is_dead:
-            self._net.loop.call_soon(self.lose, end, context=end.process.main.context)
+            self.net.loop.call_soon(self.lose, end, context=end.process.main.context)
 
     def lose(self, end: End) -> None:
         if end.is_open:
@@ -131,7 +131,7 @@ class Link:
 
 
 class Network:
-    """All links. Processes are found by address."""
+    """All links. Processes are found by address. num_clipped: messages that an older process took fields from."""
 
     def __init__(self, loop: SimLoop, rng: random.Random, mischief: Mischief) -> None:
         self.loop = loop
@@ -139,6 +139,7 @@ class Network:
         self.trace = Trace(loop)
         self.servers: dict[str, object] = {}
         self.links: list[Link] = []
+        self.num_clipped = 0
         self._rng = rng
 
     def latency_s(self) -> float:

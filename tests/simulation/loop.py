@@ -48,10 +48,11 @@ class Lane:
 
 
 class Process:
-    """A simulated process. clock_offset_s: of its wall clock."""
+    """A simulated process. clock_offset_s: of its wall clock. is_older: it is of the older version (older_wire.py)."""
 
-    def __init__(self, loop: SimLoop, name: str) -> None:
+    def __init__(self, loop: SimLoop, name: str, *, is_older: bool = False) -> None:
         self.name = name
+        self.is_older = is_older
         self.clock_offset_s = 0.0
         self.is_dead = self.is_paused = False
         self.paused_at = 0.0

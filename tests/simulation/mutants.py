@@ -17,6 +17,7 @@ from outrider.gateway.decoding.generation import Generation
 from outrider.gateway.openai import answer_stream
 from outrider.gateway.request import start
 from outrider.gateway.request.commit_sink import CommitSink
+from outrider.shared.api_keys import KeyRing
 from outrider.shared.log import commit_scripts
 from outrider.shared.log.commit_log import ChoiceLog, RequestLog
 from outrider.shared.log.patient_redis import PatientRedis
@@ -117,11 +118,29 @@ def _failover_from_the_start_of_the_session() -> AbstractContextManager[Any]:
     return mock.patch("outrider.gateway.decoding.generation.dataclasses.replace", replace)
 
 
+def _failover_without_grammar() -> AbstractContextManager[Any]:
+    """A session that moves is drawn without the request's grammar from there on."""
+    original = dataclasses.replace
+
+    def replace(value: Any, **changes: Any) -> Any:
+        if "epoch" in changes and "committed_token_ids" in changes:
+            changes["sampling_params"] = original(value.sampling_params, grammar=None)
+        return original(value, **changes)
+
+    return mock.patch("outrider.gateway.decoding.generation.dataclasses.replace", replace)
+
+
+def _reads_one_key() -> AbstractContextManager[Any]:
+    """Of the keys in the file the last one alone is taken: a client cannot change its key without an interruption."""
+    original = KeyRing._load
+    return mock.patch.object(KeyRing, "_load", lambda self: original(self)[-1:])
+
+
 def _leaks_lease() -> AbstractContextManager[Any]:
     """A lost verifier keeps the place that the session had."""
     original = Generation._decode_with_failover
 
-    async def decode(self: Any, request: Any, spec: Any, sink: Any) -> None:
+    async def decode(self: Any, *args: Any) -> None:
         marked = self.verifiers.mark_lost
 
         def mark(member: Any) -> None:
@@ -129,7 +148,7 @@ def _leaks_lease() -> AbstractContextManager[Any]:
             marked(member)
 
         with mock.patch.object(self.verifiers, "mark_lost", mark):
-            await original(self, request, spec, sink)
+            await original(self, *args)
 
     return mock.patch.object(Generation, "_decode_with_failover", decode)
 
@@ -195,6 +214,8 @@ MUTANTS: dict[str, Patch] = {
     "a resumption without a claim": _claims_nothing,
     "a log read before the claim": _reads_before_claim,
     "a failover from the session's start": _failover_from_the_start_of_the_session,
+    "a failover without the grammar": _failover_without_grammar,
+    "a new key that replaces the old one at once": _reads_one_key,
     "a lease kept by a lost verifier": _leaks_lease,
     "a lost log that is not restored": _no_restore,
     "a superseded gateway that goes on": _ignores_takeover,

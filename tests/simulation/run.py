@@ -13,8 +13,8 @@ from typing import TypeAlias
 from tests.simulation.faults import ALL_FAULTS
 from tests.simulation.world import Outcome, shrunk, simulate
 
-# Seed, whether it is broken, requests answered and refused, faults with their places.
-Summary: TypeAlias = tuple[int, bool, int, int, list[tuple[str, str]]]
+# Seed, whether it is broken, requests answered and refused, faults with their places, what else was seen.
+Summary: TypeAlias = tuple[int, bool, int, int, list[tuple[str, str]], Counter[str]]
 # messages; of a broken seed that are printed
 _MOST_LINES = 400
 # seeds; handed to each process at a time
@@ -23,7 +23,8 @@ _CHUNK = 20
 
 def _summary(seed: int, kinds: tuple[str, ...]) -> Summary:
     outcome = simulate(seed, kinds=kinds)
-    return seed, bool(outcome.broken), outcome.num_answered, outcome.num_refused, list(outcome.faults.values())
+    counts = outcome.num_answered, outcome.num_refused
+    return seed, bool(outcome.broken), *counts, list(outcome.faults.values()), outcome.seen
 
 
 def _summaries(seeds: Iterator[int], kinds: tuple[str, ...], num_jobs: int) -> Iterator[Summary]:
@@ -41,9 +42,11 @@ def run(seeds: Iterator[int], kinds: tuple[str, ...], num_jobs: int) -> int:
     started, broken = time.monotonic(), []
     num_seeds = num_answered = num_refused = 0
     met: Counter[tuple[str, str]] = Counter()
-    for seed, is_broken, answered, refused, faults in _summaries(seeds, kinds, num_jobs):
+    also: Counter[str] = Counter()
+    for seed, is_broken, answered, refused, faults, seen in _summaries(seeds, kinds, num_jobs):
         num_seeds, num_answered, num_refused = num_seeds + 1, num_answered + answered, num_refused + refused
         met.update(faults)
+        also.update(seen)
         if is_broken:
             broken.append(seed)
             show_broken(simulate(seed, kinds=kinds), kinds)
@@ -51,6 +54,8 @@ def run(seeds: Iterator[int], kinds: tuple[str, ...], num_jobs: int) -> int:
     print(f"{num_seeds} seeds, {num_seeds / minutes:.0f} a minute; {num_answered} answered, {num_refused} refused")
     for (kind, where), count in sorted(met.items()):
         print(f"  {kind:12} {where:9} {count}")
+    for what, count in sorted(also.items()):
+        print(f"  {what:30} {count}")
     print(f"broken: {broken or 'none'}")
     return int(bool(broken))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ from outrider.drafting.methods.interface import DraftMethod
 from outrider.drafting.methods.ngram import NgramMethod
 from outrider.engine.attention.block_manager import BlockManager
 from outrider.engine.certificate import Certificate
+from outrider.engine.sampling.grammar import GrammarState
 from outrider.gateway import __main__ as gateway_main
 from outrider.gateway.admission.admission import Admission
 from outrider.gateway.config import GatewayConfig
@@ -31,6 +33,7 @@ from outrider.shared.log import commit_scripts
 from outrider.shared.log.commit_log import CommitLog
 from outrider.shared.log.log_budget import LogBudget
 from outrider.shared.log.patient_redis import PatientRedis
+from outrider.shared.messages import SessionSpec
 from outrider.shared.speculative_config import parse_speculative_config
 from outrider.v1 import drafter_pb2_grpc, verifier_pb2_grpc
 from outrider.verifier_service.config import VerifierConfig
@@ -44,9 +47,8 @@ from tests.simulation.grpc_links import SimChannel, SimServer
 from tests.simulation.links import Network
 from tests.simulation.loop import Process
 from tests.simulation.redis_node import SimRedisClient
-from tests.simulation.toy import MAX_MODEL_LEN, MODEL, GuessingMethod, ToyRunner, make_tokenizer
+from tests.simulation.toy import GRAMMARS, MAX_MODEL_LEN, MODEL, TOKENIZER, GuessingMethod, ToyRunner
 
-TOKENIZER = make_tokenizer()
 # Few blocks: sessions preempt each other.
 NUM_BLOCKS, BLOCK_SIZE = 24, 4
 _CERTIFICATE = Certificate(holds=True, checks=(), failing_operation=None, seconds=0.0)
@@ -58,15 +60,34 @@ def _add_health(server: SimServer) -> None:
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
 
 
-class VerifierNode:
-    """A verifier's process. Call it in the process's lane."""
+class _Engine(VerifierEngine):
+    """on_open: told of each session with a grammar."""
 
-    def __init__(self, net: Network, process: Process, address: str, *, max_num_seqs: int, drafts: bool) -> None:
+    on_open: Callable[[SessionSpec], None]
+
+    def compile_grammar(self, spec: SessionSpec) -> GrammarState | None:
+        self.on_open(spec)
+        return super().compile_grammar(spec)
+
+
+class VerifierNode:
+    """A verifier's process. Call it in the process's lane. on_open: told of each session with a grammar."""
+
+    def __init__(
+        self,
+        net: Network,
+        process: Process,
+        address: str,
+        *,
+        max_num_seqs: int,
+        drafts: bool,
+        on_open: Callable[[SessionSpec], None],
+    ) -> None:
         self.process = process
         runner: Any = ToyRunner(NUM_BLOCKS, BLOCK_SIZE)
         config = VerifierConfig(model=MODEL, max_num_seqs=max_num_seqs)
         methods: dict[str, DraftMethod] = {"draft_model": GuessingMethod()} if drafts else {}
-        self.engine = VerifierEngine(
+        self.engine = _Engine(
             runner,
             BlockManager(NUM_BLOCKS, BLOCK_SIZE),
             EngineLimits(max_num_seqs, 32, 8, MAX_MODEL_LEN),
@@ -76,6 +97,8 @@ class VerifierNode:
             methods,
         )
         self.engine._outputs = host_outputs  # no compiler in the loop
+        self.engine._grammars = GRAMMARS  # type: ignore[assignment]
+        self.engine.on_open = on_open
         server = SimServer(net, process, address)
         describe = partial(describe_verifier, config, self.engine, runner.loaded, "sim")
         verifier_pb2_grpc.add_VerifierServicer_to_server(VerifierServicer(self.engine, describe), server)
@@ -118,14 +141,19 @@ class DrafterNode:
 
 
 class GatewayNode:
-    """A gateway's process: `serve` is its life, `app` what its HTTP server is given once it is up."""
+    """A gateway's process: `serve` is its life, `app` what its HTTP server is given once it is up, with `admission`."""
 
     def __init__(self, net: Network, process: Process, config: GatewayConfig) -> None:
         self.process = process
         self.net = net
         self.app: Any = None
+        self.admission: Admission | None = None
         self.config = config
         process.spawn(self._serve())
+
+    def reload_keys(self) -> None:
+        if self.admission is not None:
+            self.admission.reload_keys()
 
     async def _serve(self) -> None:
         """gateway.__main__.serve without settings and sockets."""
@@ -149,8 +177,8 @@ class GatewayNode:
         self.service = LiveService(config, generation, log)
         await log.start()
         await asyncio.gather(generation.verifiers.start(), generation.drafters.start())
-        admission = Admission.from_config(config)
-        self.app = create_app(self.service, admission=admission, api_docs=False, playground=False)
+        self.admission = Admission.from_config(config)
+        self.app = create_app(self.service, admission=self.admission, api_docs=False, playground=False)
         net.servers[self.process.name] = self
         await gateway_main._watch(self.service)
 

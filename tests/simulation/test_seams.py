@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from outrider.v1 import verifier_pb2 as pb
 from tests.simulation.loop import SimLoop, StandsStill
+from tests.simulation.older_wire import clipped
 from tests.simulation.seams import EPOCH_S, taken_over
 
 ROOT = Path(__file__).parents[2]
@@ -60,3 +62,19 @@ def test_time_passes_at_once_and_steps_of_a_lane_keep_their_order() -> None:
     assert seen == [(name, pytest.approx(100.0 * place)) for place in (1, 2, 3) for name in ("a", "b")]
     with pytest.raises(StandsStill):
         loop.run_until_complete(asyncio.Event().wait())
+
+
+def test_fields_that_came_later_are_gone() -> None:
+    commit = pb.Commit(epoch=3, base_len=7, token_ids=[1, 2], next_draft=pb.NextDraft(method="ngram"), saved_us=-5)
+    known = pb.Commit.FromString(clipped("outrider.v1.Commit", commit.SerializeToString()))
+    assert known == pb.Commit(epoch=3, base_len=7, token_ids=[1, 2])
+
+
+def test_fields_are_gone_within_messages_too() -> None:
+    request = pb.VerifierRequest(step=pb.VerifyStep(base_len=7, auto_drafts=pb.AutoDrafts(max_num_draft_tokens=4)))
+    known = pb.VerifierRequest.FromString(clipped("outrider.v1.VerifierRequest", request.SerializeToString()))
+    assert known == pb.VerifierRequest(step=pb.VerifyStep(base_len=7))
+
+
+def test_other_packages_have_one_version() -> None:
+    assert clipped("grpc.health.v1.HealthCheckRequest", b"\n\x01a") == b"\n\x01a"

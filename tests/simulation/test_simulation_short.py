@@ -5,22 +5,27 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from tests.simulation.faults import CHANGES, MISHAPS
 from tests.simulation.mutants import MUTANTS
+from tests.simulation.wishes import SHAPES
 from tests.simulation.world import Outcome, simulate
 
 ROOT = Path(__file__).parents[2]
-# Seeds that broke a promise, and what was mended since. A change to the simulation itself gives them another meaning;
-# each bug has a test of its own beside the code.
+# Seeds that broke a promise before there were grammars and changes, and what was mended since. A change to the
+# simulation itself gives seeds another meaning; each bug has a test of its own beside the code.
 MENDED = {
     126: "a stream without a seed was resumed over tokens that were drawn again",
     351: "a half-open connection to Redis while scripts were loaded stopped all commits",
     802: "a method whose drafters went before the gateway's first request was refused as unknown",
     1465: "a power loss of Redis gave a session's epoch out again, and a stream was resumed over its other tokens",
 }
+# Undisturbed seeds in which one client's outputs make room for another's.
+OUTPUTS_GIVE_WAY = (17, 19)
 NUM_SEEDS, NUM_MORE_SEEDS = 40, 1_000
 # seeds; within which each planted bug is found
 MUTANT_SEEDS = 300
@@ -50,7 +55,29 @@ def test_disturbed_fleets_answer_with_the_law() -> None:
 
 @pytest.mark.parametrize("seed", MENDED, ids=lambda seed: f"{seed}-{MENDED[seed]}")
 def test_seeds_that_once_found_a_bug(seed: int) -> None:
-    check(simulate(seed))
+    check(simulate(seed, kinds=MISHAPS, shapes=("completion",)))
+
+
+def test_changes_and_grammars_are_met() -> None:
+    """Both versions of the wire side by side, keys that are replaced, and outputs under grammars."""
+    seen: Counter[str] = Counter()
+    kinds: Counter[str] = Counter()
+    for seed in range(16):
+        outcome = simulate(seed, kinds=CHANGES)
+        check(outcome)
+        seen.update(outcome.seen)
+        kinds.update(kind for kind, _ in outcome.faults.values())
+    assert {f"answered {shape}" for shape in SHAPES} < set(seen)
+    assert seen["message without newer fields"] > 50
+    assert set(kinds) == set(CHANGES)
+
+
+def test_outputs_that_give_way_go_on_where_they_stopped() -> None:
+    """Twelve outputs of one client hold most places when another one comes."""
+    for seed in OUTPUTS_GIVE_WAY:
+        outcome = simulate(seed, kinds=())
+        check(outcome)
+        assert outcome.seen["output gave way"] > 0
 
 
 def test_a_seed_is_the_same_again() -> None:

@@ -1,4 +1,4 @@
-"""A target with a known law over 16 tokens, its tokenizer, and a draft method that guesses it.
+"""A target with a known law over 33 tokens, its tokenizer, and a draft method that guesses it.
 
 The logits of a position are a row of a fixed table, chosen by a checksum of the whole prefix: one wrong, lost or
 repeated token changes all that follow. The target reads its prefix from a paged cache that holds the token ids
@@ -7,6 +7,7 @@ themselves, so a wrong block table or a stale slot changes the output too.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 import torch
+from llguidance import LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 from tokenizers import decoders, models, pre_tokenizers
 
@@ -21,20 +23,31 @@ from outrider.drafting.session import DraftSession
 from outrider.engine.attention.batch import ForwardBatch
 from outrider.engine.run.runner import ForwardResult
 from outrider.engine.sampling.coupling import coupled_sample
+from outrider.engine.sampling.grammar import GrammarState, _source
 from outrider.engine.sampling.laws import LogitsProcessor
 from outrider.gateway.request.tokenizer import Tokenizer
 from outrider.shared.messages import DraftMethodInfo, Proposal
-from outrider.shared.sampling_params import SamplingParams
+from outrider.shared.sampling_params import Grammar, SamplingParams
 
-VOCAB_SIZE = 16
 EOS_ID = 0
 MAX_MODEL_LEN = 128
 MODEL = "toy"
 # Two of these are halves of "é", which a text may be cut within.
-_TOKENS = ("<eos>", "a", "b", "c", "d", "e", "Ġ", "ab", "cd", "Ċ", ".", "!", "Ã", "©", "x", "ba")
+_LIKELY = ("<eos>", "a", "b", "c", "d", "e", "Ġ", "ab", "cd", "Ċ", ".", "!", "Ã", "©", "x", "ba")
+# Drawn only where a grammar leaves nothing else: the text of a tool call, whose markers are several tokens.
+_CALLS = ("<", "tool", "_call", ">", "/", '{"', "{", "}", '"', '":', ":", ",", "name", "arg", "rg", "uments", "f")
+_TOKENS = (*_LIKELY, *_CALLS)
+VOCAB_SIZE = len(_TOKENS)
 _NUM_ROWS = 4099
-_TABLE: NDArray[np.float32] = np.random.default_rng(7).normal(0.0, 2.0, (_NUM_ROWS, VOCAB_SIZE)).astype(np.float32)
+
+
+def _table(seed: int, mean: float, num_tokens: int) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).normal(mean, 2.0, (_NUM_ROWS, num_tokens)).astype(np.float32)
+
+
+_TABLE = np.concatenate([_table(7, 0.0, len(_LIKELY)), _table(8, -200.0, len(_CALLS))], axis=1)
 _TABLE[:, EOS_ID] -= 2.0
+_CHAT_TEMPLATE = "{% if tools %}a{% endif %}{{ messages[0].content }}"
 
 
 def logits_after(token_ids: Sequence[int]) -> NDArray[np.float32]:
@@ -45,14 +58,17 @@ def logits_after(token_ids: Sequence[int]) -> NDArray[np.float32]:
     return _TABLE[checksum]
 
 
-def undisturbed(prompt: Sequence[int], params: SamplingParams, stream_key: int) -> list[int]:
+def undisturbed(
+    prompt: Sequence[int], params: SamplingParams, stream_key: int, grammar: GrammarState | None = None
+) -> list[int]:
     """The output, drawn position by position: what every answer must be."""
     output: list[int] = []
-    processor = LogitsProcessor(params, prompt, (EOS_ID,))
+    processor = LogitsProcessor(params, prompt, (EOS_ID,), grammar)
     while len(output) < min(params.max_tokens, MAX_MODEL_LEN - len(prompt)):
         logits = logits_after([*prompt, *output])
         if params.greedy:
-            token_id = int(np.argmax(logits))
+            allowed = True if grammar is None else grammar.allowed(output)
+            token_id = int(np.argmax(np.where(allowed, logits, -np.inf)))
         else:
             token_id = coupled_sample(processor.log_weights(logits, output), stream_key, len(output))
         output.append(token_id)
@@ -67,7 +83,7 @@ def make_tokenizer() -> Tokenizer:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(["<eos>"])
-    return Tokenizer(backend, {"eos_token": "<eos>"}, None)
+    return Tokenizer(backend, {"eos_token": "<eos>"}, _CHAT_TEMPLATE)
 
 
 def text_of(token_ids: Sequence[int], stop: Sequence[str]) -> str:
@@ -80,6 +96,26 @@ def text_of(token_ids: Sequence[int], stop: Sequence[str]) -> str:
         if any(place >= 0 for place in found):
             return data.decode("utf-8", "replace")[: min(place for place in found if place >= 0)]
     return data.decode("utf-8", "replace")
+
+
+TOKENIZER = make_tokenizer()
+
+
+class ToyGrammars:
+    """engine.sampling.grammar.GrammarCompiler without its child process and its limits on CPU time."""
+
+    @functools.cached_property
+    def _tokenizer(self) -> LLTokenizer:
+        return LLTokenizer(TOKENIZER._backend.to_str(), n_vocab=VOCAB_SIZE, eos_token=[EOS_ID])
+
+    def compile(self, grammar: Grammar) -> GrammarState:
+        matcher = LLMatcher(self._tokenizer, _source(grammar), log_level=0)
+        if matcher.is_error():
+            raise ValueError(matcher.get_error())
+        return GrammarState(matcher, VOCAB_SIZE, lambda token: self._tokenizer.decode_bytes([token]), lambda: 0.0)
+
+
+GRAMMARS = ToyGrammars()
 
 
 class ToyCache:
@@ -146,7 +182,7 @@ class GuessingMethod:
     depends on the prefix alone.
     """
 
-    grammars = None
+    grammars: Any = GRAMMARS
 
     def __init__(self) -> None:
         self.info = DraftMethodInfo("draft_model", max_num_draft_tokens=8)
@@ -171,9 +207,15 @@ class GuessingMethod:
     def _propose(self, session: DraftSession) -> Proposal:
         step = session.step
         prefix, drafted = list(session.token_ids), []
+        num_prompt = len(prefix) - len(session.output_token_ids)
         for _ in range(min(step.num_draft_tokens, 8) if step is not None else 0):
             logits = logits_after(prefix)
             is_wrong = int(1000 * abs(float(logits[3]))) % 5 == 0
+            if session.grammar is not None:
+                allowed = session.grammar.allowed(prefix[num_prompt:])
+                if not allowed.any():
+                    break
+                logits = np.where(allowed, logits, -np.inf)
             drafted.append(int(np.argsort(-logits)[int(is_wrong)]))
             prefix.append(drafted[-1])
         return Proposal(base_len=session.committed_len, token_ids=tuple(drafted), method=self.info.name)

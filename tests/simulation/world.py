@@ -6,20 +6,28 @@ import asyncio
 import gc
 import logging
 import random
+import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from outrider.gateway.config import GatewayConfig
-from tests.simulation.client import Client, Wish
+from outrider.shared.messages import SessionSpec
+from outrider.shared.sampling_params import Grammar
+from tests.simulation import older_wire
+from tests.simulation.client import Client
 from tests.simulation.faults import ALL_FAULTS, REDIS_FAULTS, Faults, ProcessFault
+from tests.simulation.key_file import OWNER, KeyFile
 from tests.simulation.links import Network, Trace
 from tests.simulation.loop import Process, SimLoop, StandsStill
 from tests.simulation.redis_node import LOST_S, Journal, RedisNode
 from tests.simulation.seams import taken_over
 from tests.simulation.services import DrafterNode, GatewayNode, VerifierNode
 from tests.simulation.toy import MODEL
+from tests.simulation.wishes import SHAPES, Wish
 
 # seconds of virtual time; after the last fault: within it every request is answered (a half-open connection takes 40 s
 # to be noticed, an attempt 20, and a few attempts may be needed)
@@ -34,7 +42,9 @@ _SHORT_S = 3.0
 
 @dataclass
 class Outcome:
-    """One simulation's end. broken: the promises that were not kept. digest: of the trace."""
+    """One simulation's end. broken: the promises that were not kept. digest: of the trace. seen: how often other things
+    happened that are to be covered.
+    """
 
     seed: int
     broken: list[str]
@@ -44,6 +54,7 @@ class Outcome:
     num_answered: int
     num_refused: int
     faults: dict[int, tuple[str, str]]
+    seen: Counter[str]
 
     @property
     def digest(self) -> str:
@@ -52,10 +63,13 @@ class Outcome:
 
 @dataclass
 class Seat:
-    """A place in the fleet that processes take one after another. start: makes what runs in a process."""
+    """A place in the fleet that processes take one after another. start: makes what runs in a process. is_older: the
+    next process is of the older version.
+    """
 
     name: str
     start: Callable[[Process], Any]
+    is_older: bool = False
     process: Process | None = None
     node: Any = None
 
@@ -63,13 +77,17 @@ class Seat:
 class World(logging.Handler):
     """The fleet of one seed. Also the log handler that takes an error of the product for a broken promise."""
 
-    def __init__(self, loop: SimLoop, rng: random.Random, faults: Faults) -> None:
+    def __init__(
+        self, loop: SimLoop, rng: random.Random, faults: Faults, shapes: tuple[str, ...], folder: Path
+    ) -> None:
+        """folder: for the file of API keys."""
         super().__init__(logging.ERROR)
-        self.loop, self.rng, self.faults = loop, rng, faults
+        self.loop, self.rng, self.faults, self.shapes = loop, rng, faults, shapes
         self.net = Network(loop, random.Random(rng.getrandbits(64)), faults)
         self.has_lost_data = self.redis_was_away = False
         self._lost_at = -1.0
         self.broken: list[str] = []
+        self._grammars: dict[str, Grammar] = {}  # by session's name
         # By name of a log: how far it has ever reached, and when it did.
         self._logged: dict[str, tuple[int, float]] = {}
         self._fsync = rng.choice(list(LOST_S))
@@ -80,18 +98,21 @@ class World(logging.Handler):
         verifiers = tuple(f"10.0.0.{1 + place}:7001" for place in range(num_verifiers))
         drafters = tuple(f"10.0.1.{1 + place}:7002" for place in range(num_drafters))
         self.gateways = [f"gateway-{place}" for place in range(num_gateways)]
+        self._keys = KeyFile(folder / "api-keys", self.net) if "new-keys" in faults.enabled else None
         config = GatewayConfig(
             model=MODEL,
+            api_keys_file=str(self._keys.path) if self._keys is not None else "",
             verifiers=verifiers,
             drafters=drafters,
             max_queued_commits=rng.choice([1, 4, 64]),
             failover_s=30.0,
+            tool_call_parser="hermes",
             draft_timeout_ms=rng.choice([50.0, 500.0]),
         )
         net = self.net
         self.seats = [Seat("redis", lambda process: RedisNode(net, process, self._journal, self._on_append))]
         self.seats += [
-            Seat(f"verifier-{place}", _verifier(net, address, max_num_seqs, drafts))
+            Seat(f"verifier-{place}", _verifier(net, address, max_num_seqs, drafts, self._on_open))
             for place, address in enumerate(verifiers)
         ]
         self.seats += [
@@ -99,6 +120,9 @@ class World(logging.Handler):
             for place, address in enumerate(drafters)
         ]
         self.seats += [Seat(name, lambda process: GatewayNode(net, process, config)) for name in self.gateways]
+        if "upgrade" in faults.enabled:
+            for seat in self.seats[1:]:
+                seat.is_older = rng.random() < 0.5
 
     # ---- logging.Handler ----
 
@@ -109,24 +133,44 @@ class World(logging.Handler):
     # ---- client.Records ----
 
     def logged_len(self, request_id: str, choice: int) -> int:
-        return self._logged.get(_log_name(request_id, choice), (0, 0.0))[0]
+        return self._logged.get(self._log_name(request_id, choice), (0, 0.0))[0]
 
     def may_lack_end(self, request_id: str, choice: int) -> bool:
-        return self._logged.get(_log_name(request_id, choice), (0, 0.0))[1] <= self._lost_at
+        return self._logged.get(self._log_name(request_id, choice), (0, 0.0))[1] <= self._lost_at
 
     def logged(self, request_id: str, choice: int) -> list[tuple[int, int]] | None:
         node: RedisNode = self.seats[0].node
-        return node.tokens(_log_name(request_id, choice))
+        return node.tokens(self._log_name(request_id, choice))
+
+    def _log_name(self, request_id: str, choice: int) -> str:
+        owner = f"{OWNER} " if self._keys is not None else ""
+        return f"outrider:{{{owner}{request_id}}}:{choice}:log"
+
+    def api_key(self) -> str:
+        return self._keys.current if self._keys is not None else ""
+
+    def grammar_of(self, request_id: str, choice: int) -> Grammar | None:
+        return self._grammars.get(f"{request_id}-{choice}")
+
+    def _on_open(self, spec: SessionSpec) -> None:
+        """A session moves and is resumed under one grammar."""
+        grammar = spec.sampling_params.grammar
+        if grammar is not None and self._grammars.setdefault(spec.session_id, grammar) != grammar:
+            self.broken.append(f"{spec.session_id} goes on under another grammar: {grammar}")
 
     def _on_append(self, name: str, end: int) -> None:
         reached, when = self._logged.get(name, (0, -1.0))
         if end > reached or (end == reached and when <= self._lost_at):
             self._logged[name] = end, self.loop.time()
 
+    def num_asked_back(self) -> int:
+        """Counts outputs that gave way to other clients' at the gateways that are still there."""
+        return sum(node.generation.starts.num_asked_back for node in self._gateway_nodes() if node is not None)
+
     # ---- processes ----
 
     def start(self, seat: Seat) -> None:
-        process = Process(self.loop, seat.name)
+        process = Process(self.loop, seat.name, is_older=seat.is_older)
         seat.process = process
         seat.node = process.main.context.run(seat.start, process)
 
@@ -135,7 +179,12 @@ class World(logging.Handler):
         if fault.kind == "no-drafters":
             self._scale_drafters_to_zero(fault)
             return
-        seat = self.seats[0 if of_redis else fault.victim % len(self.seats)]
+        if fault.kind == "new-keys":
+            if self._keys is not None and self.faults.begins(fault.kind, "gateway"):
+                self._keys.replace(self._gateway_nodes)
+            return
+        others = self.seats[1:] if fault.kind == "upgrade" else self.seats
+        seat = self.seats[0] if of_redis else others[fault.victim % len(others)]
         process = seat.process
         if process is None or process.is_dead or process.is_paused:
             return
@@ -151,6 +200,10 @@ class World(logging.Handler):
         elif fault.kind == "clock":
             process.clock_offset_s += 20.0 * (fault.amount - 0.5)
             self.net.trace.add(f"! clock of {seat.name} {process.clock_offset_s:+.3f} s")
+        elif fault.kind == "upgrade":
+            seat.is_older = not seat.is_older
+            self.net.trace.add(f"! {seat.name} becomes {'older' if seat.is_older else 'newer'}")
+            self._kill(seat, fault)
         elif seat.name == "redis":
             self._restart_redis(seat, 0.0, fault.lasts_s)
         else:
@@ -160,6 +213,11 @@ class World(logging.Handler):
         if seat.process is not None and not seat.process.is_dead:
             self.net.kill(seat.process, silently=fault.kind.endswith("power"))
             self.net.later(self.loop.time() + 0.1 + fault.lasts_s, lambda: self.start(seat))
+
+    def _gateway_nodes(self) -> list[GatewayNode | None]:
+        """Returns None for one that is down."""
+        seats = [seat for seat in self.seats if seat.name in self.gateways]
+        return [None if seat.process is None or seat.process.is_dead else seat.node for seat in seats]
 
     def _scale_drafters_to_zero(self, fault: ProcessFault) -> None:
         drafters = [seat for seat in self.seats if seat.name.startswith("drafter")]
@@ -233,7 +291,7 @@ class World(logging.Handler):
             self.net,
             process,
             rng,
-            Wish.drawn(rng, f"r{place}", self._methods),
+            Wish.drawn(rng, f"r{place}", self._methods, self.shapes),
             self.gateways,
             self,
             gives_up_at=self.faults.until_s + ANSWERED_WITHIN_S,
@@ -250,7 +308,7 @@ class World(logging.Handler):
 
     def leaks(self) -> list[str]:
         """What the processes hold although nobody asks for anything; a process that is still down too."""
-        left: list[str] = []
+        left = ["the API key is still being replaced"] if self._keys is not None and self._keys.is_changing else []
         for seat in self.seats:
             if seat.process is None or seat.process.is_dead:
                 left.append(f"{seat.name} is down")
@@ -271,12 +329,12 @@ class World(logging.Handler):
         return list(dict.fromkeys([*self.broken, *broken, *self.loop.problems]))
 
 
-def _log_name(request_id: str, choice: int) -> str:
-    return f"outrider:{{{request_id}}}:{choice}:log"
-
-
-def _verifier(net: Network, address: str, max_num_seqs: int, drafts: bool) -> Callable[[Process], Any]:
-    return lambda process: VerifierNode(net, process, address, max_num_seqs=max_num_seqs, drafts=drafts)
+def _verifier(
+    net: Network, address: str, max_num_seqs: int, drafts: bool, on_open: Callable[[SessionSpec], None]
+) -> Callable[[Process], Any]:
+    return lambda process: VerifierNode(
+        net, process, address, max_num_seqs=max_num_seqs, drafts=drafts, on_open=on_open
+    )
 
 
 @contextmanager
@@ -293,15 +351,27 @@ def _errors_logged_to(handler: logging.Handler) -> Iterator[None]:
         root.setLevel(level)
 
 
-def simulate(seed: int, *, kinds: tuple[str, ...] = ALL_FAULTS, without: frozenset[int] = frozenset()) -> Outcome:
-    """Runs one seed: all that happens is a function of the arguments. without: the numbers of faults to leave out."""
+def simulate(
+    seed: int,
+    *,
+    kinds: tuple[str, ...] = ALL_FAULTS,
+    without: frozenset[int] = frozenset(),
+    shapes: tuple[str, ...] = SHAPES,
+) -> Outcome:
+    """Runs one seed: all that happens is a function of the arguments. without: the numbers of faults to leave out.
+    shapes: of requests (wishes.py).
+    """
     rng = random.Random(seed)
     loop = SimLoop(random.Random(rng.getrandbits(64)))
     faults = Faults(random.Random(rng.getrandbits(64)), kinds, without)
     gc.disable()  # or it would close forgotten tasks at any moment
     try:
-        with taken_over(loop, random.Random(rng.getrandbits(64))):
-            world = World(loop, rng, faults)
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            taken_over(loop, random.Random(rng.getrandbits(64))),
+            older_wire.in_the_log(),
+        ):
+            world = World(loop, rng, faults, shapes, Path(folder))
             with _errors_logged_to(world):
                 clients: list[Client] = []
                 try:
@@ -323,6 +393,8 @@ def simulate(seed: int, *, kinds: tuple[str, ...] = ALL_FAULTS, without: frozens
         sum(client.is_done and not client.is_rival for client in clients),
         sum(bool(client.refused) for client in clients),
         faults.done,
+        Counter({"message without newer fields": world.net.num_clipped, "output gave way": world.num_asked_back()})
+        + Counter(f"answered {client.wish.shape}" for client in clients if client.is_done and not client.is_rival),
     )
 
 

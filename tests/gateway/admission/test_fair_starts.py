@@ -34,6 +34,7 @@ class Caller:
         self.waits: list[asyncio.Task[None]] = []
         self.opening: list[Place] = []
         self.running: list[Place] = []
+        self.again: list[asyncio.Task[None]] = []
 
     @property
     def num_held(self) -> int:
@@ -51,6 +52,18 @@ class Caller:
             self.running.append(self.opening.pop(0))
             self.running[-1].opened()
         await settled()
+
+    async def give_way(self) -> list[Place]:
+        """Outputs that were asked back stop, and wait again."""
+        left = [place for place in self.running if place.gives_way()]
+        self.running = [place for place in self.running if not place.gives_way()]
+        self.again += [asyncio.create_task(self._take_again(place)) for place in left]
+        await settled()
+        return left
+
+    async def _take_again(self, place: Place) -> None:
+        await place.take_again()
+        self.opening.append(place)
 
     async def end(self, count: int = 1) -> None:
         for _ in range(min(count, len(self.running))):
@@ -80,24 +93,57 @@ async def test_five_hundred_outputs_of_one_caller_do_not_keep_eight_of_another_w
     starts = FairStarts(Room(places=64, beside=8))
     greedy, other = Caller(starts, "greedy"), Caller(starts, "other")
     await greedy.ask(510)
-    await other.ask(8)
-    assert other.num_held == 0  # nothing is taken back
     await greedy.open(64)
-    for _ in range(8):  # each place that is free from now on is the other's
-        await greedy.end(1)
+    begun = list(greedy.running)
+    await other.ask(8)
+    assert other.num_held == 0  # until the next commits
+    left = await greedy.give_way()
+    assert left == begun[8 + MAX_OPENING :]  # the last started first
+    assert (greedy.num_held, starts.num_asked_back) == (8 + MAX_OPENING, 64 - 8 - MAX_OPENING)
+    for _ in range(8):
         await other.open(1)
-    assert (other.num_held, greedy.num_held) == (8, 56)
-    while greedy.num_held > 8:  # and the greedy one starts nothing until it holds what leaves the other its time
-        await greedy.end(1)
-        assert other.num_held == 8
+    assert other.num_held == 8
+    await greedy.end(MAX_OPENING)
+    assert (other.num_held, greedy.num_held) == (8, 8)
     for _ in range(100):
         assert len(greedy.opening) <= MAX_OPENING
         assert greedy.num_held <= 8
         await greedy.open(1)
         await greedy.end(1)
     await other.end(8)
-    await greedy.open(MAX_OPENING)
-    assert greedy.num_held == 64  # alone again
+    for _ in range(40):  # alone again: all places, but few prompts at a time, as others may come back
+        assert len(greedy.opening) <= MAX_OPENING
+        await greedy.open(MAX_OPENING)
+    assert greedy.num_held == 64
+
+
+async def test_an_output_that_gave_way_goes_on_before_those_that_have_not_begun() -> None:
+    starts = FairStarts(Room(places=4, beside=1))
+    many, other = Caller(starts, "many"), Caller(starts, "other")
+    await many.ask(6)
+    await many.open(4)
+    await other.ask(1)
+    [left] = await many.give_way()
+    assert (other.num_held, many.num_held) == (1, 3)
+    await other.open(1)
+    await other.end(1)
+    assert many.opening == [left]
+
+
+async def test_one_that_waits_again_and_is_cancelled_leaves_no_trace() -> None:
+    starts = FairStarts(Room(places=4, beside=1))
+    many, other = Caller(starts, "many"), Caller(starts, "other")
+    await many.ask(4)
+    await many.open(4)
+    await other.ask(2)
+    [left] = await many.give_way()
+    many.again[0].cancel()
+    await settled()
+    left.free()
+    await many.end(3)
+    await other.open(2)
+    await other.end(2)
+    assert (starts.num_waiting, starts._num_held, starts._shares) == (0, 0, {})
 
 
 async def test_beside_others_a_caller_opens_few_outputs_at_a_time() -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from prometheus_client import CollectorRegistry
 
-from outrider.gateway.admission.fair_starts import MAX_PARALLEL_CHOICES
+from outrider.gateway.admission.fair_starts import MAX_PARALLEL_CHOICES, Place
 from outrider.gateway.config import GatewayConfig
 from outrider.gateway.decoding.generation import Generation
 from outrider.gateway.fleet.pool import Pool
@@ -51,7 +51,9 @@ class SlowGeneration(Generation):
         self.gate = asyncio.Event()
         self.started: list[str] = []
 
-    async def _decode_with_failover(self, request: ValidRequest, spec: SessionSpec, sink: CommitSink) -> None:
+    async def _decode_with_failover(
+        self, request: ValidRequest, spec: SessionSpec, sink: CommitSink, place: Place
+    ) -> None:
         self.started.append(spec.session_id)
         if request.request_id == "fails":
             raise Unavailable("no")
