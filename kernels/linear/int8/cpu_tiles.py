@@ -50,8 +50,8 @@ GROUP_BYTES = 12
 _AHEAD_BYTES = 8192
 # rows of one pass: their sums and a line fill 28 of 32 registers
 _MAX_GROUP_ROWS = 6
-# rows of one pass on a CPU with 16 registers of eight numbers: of all columns at once, and of 16 after 16
-_MAX_ROWS_OF_A_NARROW_PANEL, _MAX_NARROW_ROWS = 2, 4
+# rows of one pass on a CPU with 16 registers of eight numbers: of all columns at once, and of 32 after 32
+_MAX_ROWS_OF_A_NARROW_PANEL, _MAX_NARROW_ROWS = 2, 3
 # rows of one pass; their sums and totals fit in 32 registers
 _MAX_ROWS_WITH_TOTALS_IN_REGISTERS = 3
 # lines; read by all passes over the rows while they are in L1
@@ -136,11 +136,11 @@ def _add_line(
 @njit
 def _vectors_at_once(is_wide, num_rows):  # type: ignore[no-untyped-def]
     """Vectors of columns in a pass over the lines. is_wide: there are 32 registers of 16 numbers."""
-    return _VECTORS if is_wide or num_rows <= _MAX_ROWS_OF_A_NARROW_PANEL else 1
+    return _VECTORS if is_wide or num_rows <= _MAX_ROWS_OF_A_NARROW_PANEL else _VECTORS // 2
 
 
 @operation(types.void, *[_i] * 20)
-@for_each((I4, TABLE, I5, I6, I8), range(1, _MAX_GROUP_ROWS + 1), range(_VECTORS))
+@for_each((I4, TABLE, I5, I6, I8), range(1, _MAX_GROUP_ROWS + 1), (0, _VECTORS // 2))
 def _add(
     builder: Builder,
     kind: int,
