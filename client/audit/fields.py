@@ -123,7 +123,7 @@ def _bias(session: Session, common: list[int]) -> None:
     banned = {str(token): -100 for token in common}
     endless = True if "ignore_eos" in session.abilities.accepted else None
     bodies = [
-        session.body(p, max_tokens=24, temperature=t, logit_bias=bias, ignore_eos=endless)
+        session.body(p, max_tokens=24, temperature=t, logit_bias=bias, ignore_eos=endless, **session.ids_asked)
         for p in session.prompts
         for t in (0, 1.0)
         for bias in (wanted, banned)
@@ -135,22 +135,26 @@ def _bias(session: Session, common: list[int]) -> None:
             return any(token != common[0] for token in answer.ids)
         return any(token in common for token in answer.ids)
 
-    bad = [answer for answer in answers if is_wrong(answer)]
+    bad = [answer for answer in answers if is_wrong(answer) or not answer.ids]
     expected = "nothing but the token biased by 100, and no token biased by -100"
     _verdict(session, "fields: logit_bias of 100 and -100", bad, len(answers), expected)
 
 
 def _min_tokens(session: Session, common: list[int]) -> None:
+    test, usual = "fields: min_tokens with stop_token_ids", next(a for a in session.greedy_answers if a.ids)
+    asked = {**usual.request, "stop_token_ids": [usual.ids[len(usual.ids) // 2]], "stream": None}
+    stopped = session.ask(asked.pop("prompt"), **asked)
+    if len(stopped.ids) == len(usual.ids):
+        session.record(test, Verdict.NOT_TESTED, "stop_token_ids has no effect: answers go on behind the token")
+        return
     bodies = [
-        session.body(p, max_tokens=40, min_tokens=_MIN_TOKENS, temperature=t, stop_token_ids=common[:1])
+        session.body(
+            p, max_tokens=40, min_tokens=_MIN_TOKENS, temperature=t, stop_token_ids=common[:1], **session.ids_asked
+        )
         for p in session.prompts
         for t in (0, 1.0)
     ]
     answers = [choices[0] for choices in session.ask_all(bodies, session.options.width)]
-    test = "fields: min_tokens with stop_token_ids"
-    if any(common[0] in a.ids[_MIN_TOKENS:-1] for a in answers):
-        session.record(test, Verdict.NOT_TESTED, "stop_token_ids has no effect: answers go on behind the token")
-        return
     bad = [a for a in answers if len(a.ids) < _MIN_TOKENS or common[0] in a.ids[:_MIN_TOKENS]]
     _verdict(session, test, bad, len(answers), f"at least {_MIN_TOKENS} tokens, no stop token among them")
 

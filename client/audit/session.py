@@ -82,6 +82,12 @@ class Session:
         return self.reference is not None or self.options.reference_body is not None
 
     # ---- requests
+    @property
+    def ids_asked(self) -> dict[str, Any]:
+        """Fields that make an answer name its token ids, where only the lists do."""
+        abilities = self.abilities
+        return {"logprobs": abilities.list_size} if abilities.names_ids and not abilities.gives_ids else {}
+
     def body(self, prompt: Prompt, **fields: Any) -> dict[str, Any]:
         """A request whose defaults are neutral. None leaves a field out."""
         body = {"model": self.model, "prompt": prompt, **self.abilities.neutral, **fields}
@@ -112,7 +118,7 @@ class Session:
 
     @staticmethod
     def identified(answer: Answer) -> Answer:
-        """With its token ids, if only the lists name them."""
+        """Returns the answer with its token ids, if only the lists name them."""
         keys = [token.key for token in answer.tokens]
         if answer.ids or not keys or not all(key.startswith("token_id:") for key in keys):
             return answer

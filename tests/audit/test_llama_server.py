@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 
 from outrider.client.audit.run import run_audit
@@ -42,6 +43,14 @@ class UnknownFields(FakeServer):
         return super().respond(path, json.dumps(known).encode())
 
 
+class IdsInLists(FakeServer):
+    """Names the ids of an answer in its logprobs alone."""
+
+    def respond(self, path: str, content: bytes) -> tuple[int, str, bytes]:
+        status, kind, data = super().respond(path, content)
+        return status, kind, re.sub(rb', "token_ids": \[[^]]*\]', b"", data)
+
+
 def audited(server: FakeServer, *tests: str) -> Report:
     options = Options(tokens=500, only=frozenset(tests))
     return run_audit(Server("http://fake", transport=server.transport), options)
@@ -66,6 +75,13 @@ def test_stop_tokens_that_have_no_effect_are_not_tested() -> None:
 def test_stop_tokens_that_have_an_effect_are_tested() -> None:
     found = verdicts(audited(FakeServer("min_tokens"), "fields"), "fields")
     assert found["fields: min_tokens with stop_token_ids"] is Verdict.FAIL
+
+
+def test_fields_are_tested_where_only_the_lists_name_ids() -> None:
+    for defect, wanted in (("", Verdict.PASS), ("min_tokens", Verdict.FAIL)):
+        found = verdicts(audited(IdsInLists(defect), "fields"), "fields")
+        assert found["fields: logit_bias of 100 and -100"] is Verdict.PASS
+        assert found["fields: min_tokens with stop_token_ids"] is wanted
 
 
 class EndlessAnswers(FakeServer):
