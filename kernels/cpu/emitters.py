@@ -47,9 +47,13 @@ def has_dot_pairs() -> bool:
 
 @functools.cache
 def multiplies_pairs() -> bool:
-    """Returns whether `dot_pairs` is fast here: with AVX512-BF16, or in two steps with the FMA of an x86-64 CPU."""
+    """Returns whether `dot_pairs` is the fastest way here: with AVX512-BF16, or in two steps with AVX2's FMA.
+
+    With AVX-512 but for BF16, which oneDNN has kernels for, two steps were never measured.
+    """
     features = binding.get_host_cpu_features()
-    return has_dot_pairs() or all(features.get(name, False) for name in ("avx2", "fma", "f16c"))
+    has_two_steps = all(features.get(name, False) for name in ("avx2", "fma", "f16c"))
+    return has_dot_pairs() or (has_two_steps and not features.get("avx512bw", False))
 
 
 def splat(builder: Builder, scalar: Value) -> Value:

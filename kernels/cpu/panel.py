@@ -66,22 +66,26 @@ def make_panel(max_rows: int, num_vectors: int, *, accumulate: bool, of_pairs: b
     ) -> None:
         if of_pairs and not has_dot_pairs():
             return
-        cells = [(r, v) for r in range(num_rows) for v in range(num_vectors)]
         rows = [offset(builder, a, a_stride, r) for r in range(num_rows)]
-        places = {(r, v): offset(builder, offset(builder, c, c_stride, r), VECTOR_BYTES, v) for r, v in cells}
-        sums = {cell: cgutils.alloca_once(builder, VF32) for cell in cells}
-        for cell in cells:
-            builder.store(load(builder, places[cell], VF32, 4) if accumulate else floats(0.0), sums[cell])
-        with cgutils.for_range_slice(builder, j_begin, j_end, ir.Constant(I64, 1), I64) as (j, _count):
-            line = offset(builder, b, b_stride, j)
-            columns = [load(builder, offset(builder, line, VECTOR_BYTES, v), vector, 4) for v in range(num_vectors)]
-            for r in range(num_rows):
-                factor = splat(builder, load(builder, offset(builder, rows[r], 4, j), element, 4))
-                for v in range(num_vectors):
-                    total = sums[r, v]
-                    builder.store(multiply_add(builder, factor, columns[v], builder.load(total)), total)
-        for cell in cells:
-            store(builder, builder.load(sums[cell]), places[cell], 4)
+        # With 16 registers of eight floats: the sums of one row, else of one vector of columns.
+        at_once = num_vectors if has_dot_pairs() or num_rows == 1 else 1
+        for first in range(0, num_vectors, at_once):
+            vectors = range(first, first + at_once)
+            cells = [(r, v) for r in range(num_rows) for v in vectors]
+            places = {(r, v): offset(builder, offset(builder, c, c_stride, r), VECTOR_BYTES, v) for r, v in cells}
+            sums = {cell: cgutils.alloca_once(builder, VF32) for cell in cells}
+            for cell in cells:
+                builder.store(load(builder, places[cell], VF32, 4) if accumulate else floats(0.0), sums[cell])
+            with cgutils.for_range_slice(builder, j_begin, j_end, ir.Constant(I64, 1), I64) as (j, _count):
+                line = offset(builder, b, b_stride, j)
+                columns = {v: load(builder, offset(builder, line, VECTOR_BYTES, v), vector, 4) for v in vectors}
+                for r in range(num_rows):
+                    factor = splat(builder, load(builder, offset(builder, rows[r], 4, j), element, 4))
+                    for v in vectors:
+                        total = sums[r, v]
+                        builder.store(multiply_add(builder, factor, columns[v], builder.load(total)), total)
+            for cell in cells:
+                store(builder, builder.load(sums[cell]), places[cell], 4)
 
     return panel
 

@@ -34,7 +34,7 @@ from outrider.kernels.cpu.record import record_types
 from outrider.kernels.cpu.simd import for_each, has_wide_pairs, operation, vsplat, vstore
 from outrider.kernels.linear.cpu_code_decoding import BF16, E4M3, I4, I5, I6, I8, LINE_BYTES, LineDecoder, decodes
 from outrider.kernels.linear.cpu_panel_coding import CHUNK_LINES, PANEL_COLUMNS, pointer
-from outrider.kernels.linear.cpu_panel_tiles import CHUNK_BYTES, NARROW_BYTES, ROW_BYTES, TILE_ROWS, finish
+from outrider.kernels.linear.cpu_panel_tiles import CHUNK_BYTES, ROW_BYTES, TILE_ROWS, finish, pass_bytes
 
 _VECTORS = PANEL_COLUMNS // LANES
 SCRATCH_BYTES = CHUNK_BYTES + TILE_ROWS * ROW_BYTES
@@ -43,7 +43,7 @@ _AHEAD_BYTES = 3072
 # rows of one pass, and rows up to which lines are decoded in registers, as of coded bf16 panels
 _MAX_GROUP_ROWS = 6
 _MAX_ROWS_DECODED_IN_REGISTERS = 12
-# rows of one pass over decoded lines; their sums and totals fit in 32 registers; NARROW_BYTES of each: sums in 16
+# rows of one pass over decoded lines; their sums and totals fit in 32 registers, with `pass_bytes` in 16
 _MAX_ROWS_WITH_TOTALS_IN_REGISTERS = 3
 _F32, _I32, _I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 _VF32, _VF16 = ir.VectorType(_F32, LANES), ir.VectorType(ir.HalfType(), LANES)
@@ -114,11 +114,11 @@ def _emit_add(
 ) -> None:
     """Add the groups of num_lines lines to totals[r, :]; the first line begins a group.
 
-    On a CPU without `has_dot_pairs`: for the first NARROW_BYTES of totals alone, of decoded lines alone.
+    On a CPU without `has_dot_pairs`: for the first `pass_bytes` of totals, of decoded lines alone.
     """
     if kind != BF16 and not has_dot_pairs():
         return
-    num_vectors = _VECTORS if has_dot_pairs() else NARROW_BYTES // VECTOR_BYTES
+    num_vectors = pass_bytes.py_func(has_dot_pairs(), num_rows) // VECTOR_BYTES
     decoder = LineDecoder(builder, kind, table)
     cells = [(r, v) for r in range(num_rows) for v in range(num_vectors)]
     sums, going_on = ({cell: cgutils.alloca_once(builder, _VF32) for cell in cells} for _ in range(2))
@@ -223,11 +223,10 @@ def _add_chunk(call, panel, first, num_lines, x, x_sums, num_rows, scratch):  # 
         kind, lines = BF16, scratch
     group_rows = _MAX_ROWS_WITH_TOTALS_IN_REGISTERS if kind == BF16 else _MAX_GROUP_ROWS
     num_groups = (num_rows + group_rows - 1) // group_rows
-    pass_bytes = ROW_BYTES if has_wide_pairs() else NARROW_BYTES
     row = 0
     for group in range(num_groups):
         end = (group + 1) * num_rows // num_groups
-        for at in range(0, ROW_BYTES, pass_bytes):
+        for at in range(0, ROW_BYTES, pass_bytes(has_wide_pairs(), end - row)):
             column = at // 4
             skipped = column * panel.scale_bytes
             products = (

@@ -53,8 +53,6 @@ from outrider.kernels.linear.cpu_panel_coding import (
 )
 
 _VECTORS = PANEL_COLUMNS // LANES
-# bytes; fp32 sums of the columns that one pass takes on a CPU with 16 registers of eight floats
-NARROW_BYTES = VECTOR_BYTES
 ROW_BYTES = PANEL_COLUMNS * 4  # fp32 sums of one row and panel
 CHUNK_BYTES = CHUNK_LINES * LINE_BYTES
 _CODED_CHUNK_BYTES = CHUNK_LINES * CODED_LINE_BYTES
@@ -63,18 +61,24 @@ TILE_ROWS = 128
 SCRATCH_BYTES = CHUNK_BYTES + 2 * TILE_ROWS * ROW_BYTES
 # bytes; prefetch distance. Other distances, or none, are 4-8 % slower at one row, 40 % at eight
 _AHEAD_BYTES = 3072
-# rows of one pass; sums, a line of weights and one pair fill 29 of 32 registers; NARROW_BYTES of each: 14 of 16
+# rows of one pass; sums, a line of weights and one pair fill 29 of 32 registers, with `pass_bytes` 14 of 16
 _MAX_GROUP_ROWS, _MAX_NARROW_ROWS = 6, 4
 _F32, _I32, _I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 _VF32, _VI32 = ir.VectorType(_F32, LANES), ir.VectorType(_I32, LANES)
 _i = types.int64
 
 
+@njit
+def pass_bytes(is_wide, num_rows):  # type: ignore[no-untyped-def]
+    """Bytes of the fp32 sums, of each row, that one pass takes. is_wide: in 32 registers of 16 floats, else 16 of 8."""
+    return ROW_BYTES if is_wide else VECTOR_BYTES * max(1, _VECTORS // num_rows)
+
+
 def _make_add(*, coded: bool) -> Any:
     """sums[r, :] = (sums[r, :] if goes_on else 0) + the products of num_lines lines' pairs, in order.
 
     num_rows: at most _MAX_GROUP_ROWS. coded: the lines are coded by `table` and have no patches. Prefetches num_lines
-    coded lines at `ahead`. On a CPU without `has_dot_pairs`: for the first NARROW_BYTES of sums, of plain lines alone.
+    coded lines at `ahead`. On a CPU without `has_dot_pairs`: for the first `pass_bytes` of sums, of plain lines alone.
     """
 
     @operation(types.void, *[_i] * 9)
@@ -93,7 +97,7 @@ def _make_add(*, coded: bool) -> Any:
     ) -> None:
         if coded and not has_dot_pairs():
             return
-        num_vectors = _VECTORS if has_dot_pairs() else NARROW_BYTES // VECTOR_BYTES
+        num_vectors = pass_bytes.py_func(has_dot_pairs(), num_rows) // VECTOR_BYTES
         cells = [(r, v) for r in range(num_rows) for v in range(num_vectors)]
         rows = [offset(builder, x, x_stride, r) for r in range(num_rows)]
         places = {(r, v): offset(builder, offset(builder, sums, ROW_BYTES, r), VECTOR_BYTES, v) for r, v in cells}
@@ -104,7 +108,7 @@ def _make_add(*, coded: bool) -> Any:
             builder.store(start, totals[cell])
         decoder = Decoder(builder, table) if coded else None
         with cgutils.for_range_slice(builder, ir.Constant(_I64, 0), num_lines, ir.Constant(_I64, 1), _I64) as (j, _n):
-            for byte in range(0, CODED_LINE_BYTES if has_dot_pairs() else NARROW_BYTES, VECTOR_BYTES):
+            for byte in range(0, min(CODED_LINE_BYTES, num_vectors * VECTOR_BYTES), VECTOR_BYTES):
                 emit_prefetch(
                     builder, builder.add(offset(builder, ahead, CODED_LINE_BYTES, j), ir.Constant(_I64, byte))
                 )
@@ -156,14 +160,14 @@ CallRecord, Call = record_types(CallFields)
 @njit
 def _add_lines(call, x, num_rows, lines, num_lines, table, ahead, sums, goes_on):  # type: ignore[no-untyped-def]
     """Add the products of some lines, for all rows in even groups; table: 0 if the lines are plain."""
-    max_rows, pass_bytes = (_MAX_GROUP_ROWS, ROW_BYTES) if has_wide_pairs() else (_MAX_NARROW_ROWS, NARROW_BYTES)
+    max_rows = _MAX_GROUP_ROWS if has_wide_pairs() else _MAX_NARROW_ROWS
     num_groups = (num_rows + max_rows - 1) // max_rows
     row = 0
     for group in range(num_groups):
         end = (group + 1) * num_rows // num_groups
         place, totals = x + row * call.x_stride, sums + row * ROW_BYTES
         if table == 0:
-            for at in range(0, ROW_BYTES, pass_bytes):
+            for at in range(0, ROW_BYTES, pass_bytes(has_wide_pairs(), end - row)):
                 _add_plain(end - row, place, call.x_stride, lines + at, num_lines, 0, ahead + at, totals + at, goes_on)
         else:
             line_ahead = lines + _AHEAD_BYTES
