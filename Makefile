@@ -121,7 +121,7 @@ compose-down: ## stop them and remove their volumes
 # workers on two cores. Files go out as they are collected: the long ones are not the last.
 WORKERS ?= 3
 PYTEST_PARALLEL = OMP_NUM_THREADS=1 OUTRIDER_NUM_THREADS=1 \
-  $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+  $(BIN)/python -m pytest -rs -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # These storms use all cores, or require a draft in every round, so they run one after another.
 SERIAL_STORMS := $(addprefix tests/,attacks chaos fuzz grid soak e2e/drafting/test_head_methods.py)
 test: setup ## the usual tests, in ten minutes (TESTS=tests/gateway: all tests of a folder)
@@ -139,8 +139,8 @@ test-fast: setup ## rules of the tree, gateway, options, laws: 90 seconds
 	$(PYTEST_PARALLEL) -m 'not storm' $(FAST_TESTS) $(addprefix --ignore=tests/,shared/log gateway/tool_calls gateway/servers)
 
 test-storms: setup ## the tests that make test leaves out: chaos, fuzz, soak, the exact grid, long matrices
+	$(BIN)/python -m pytest -rs -m storm $(SERIAL_STORMS)
 	$(PYTEST_PARALLEL) -m storm tests $(SERIAL_STORMS:%=--ignore=%)
-	$(BIN)/python -m pytest -m storm $(SERIAL_STORMS)
 
 chaos: setup ## random crashes, pauses and cut connections under load; REQUESTS=1000
 	$(BIN)/python -m tests.chaos --requests $(REQUESTS)

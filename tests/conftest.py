@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,6 +61,14 @@ def pytest_collection_finish() -> None:
     search_builtins_once()
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips the storms that would start after OUTRIDER_STORMS_UNTIL, in seconds since the epoch."""
+    until = float(os.environ.get("OUTRIDER_STORMS_UNTIL") or "inf")
+    if item.get_closest_marker("storm") and time.time() > until:
+        pytest.skip("the time for storms is over: `make test-storms` runs them all")
 
 
 def pytest_unconfigure() -> None:
