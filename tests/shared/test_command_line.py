@@ -115,7 +115,7 @@ LINES = {
     "audit http://127.0.0.1:9 --nope": "unrecognized arguments: --nope",
     "audit http://127.0.0.1:{nobody}": "no answer: [Errno 111] Connection refused",
     "verify": "Missing argument 'file'",
-    "verify no-file.json --model models/demo-target": "outrider: no-file.json: No such file or directory\n",
+    "verify no-file.json --model models/demo-target": "outrider: no-file.json: No such file or directory",
 }
 
 
@@ -150,7 +150,7 @@ def test_one_line_that_names_it(line: str, busy_port: int, tmp_path: Path) -> No
     print(f"{cpu_s:.1f} s, exit code {done.returncode}: outrider {line}")
     steps = ("abilities ...",)  # what `audit` looks at
     [said] = [text for text in done.stderr.splitlines() if text and text not in steps]
-    assert said.startswith("outrider: ")
+    assert said.startswith(("outrider: ", "cannot audit "))  # the audit is a program of its own
     assert LINES[line] in said
     assert done.returncode in ((1, 2, 3) if "{nobody}" in line else (2,))
     assert not (tmp_path / "run").exists()

@@ -16,10 +16,10 @@ import pytest
 from outrider.gateway.config import GatewayConfig
 from tests.deploy.helm import render
 from tests.deploy.kubernetes_objects import one
-from tests.simulation.autoscaler import Autoscaler
 from tests.simulation.client import Client, Wish
 from tests.simulation.faults import Faults
 from tests.simulation.loop import Process, SimLoop
+from tests.simulation.scaling.autoscaler import Autoscaler
 from tests.simulation.seams import taken_over
 from tests.simulation.services import DrafterNode, GatewayNode, VerifierNode
 from tests.simulation.toy import MODEL

@@ -1,0 +1,1 @@
+"""Drafters scaled by the chart's rules, on virtual time."""
