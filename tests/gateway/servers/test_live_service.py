@@ -125,7 +125,7 @@ async def test_what_stored_responses_hold_is_refused_before_a_request_begins(ser
     [((), 1.0), (((100, 60), (300, 300)), 0.1), (((100, 0),), 1.0)],
     ids=["none", "two", "full"],
 )
-def test_routers_read_the_fleet_s_kv_use(verifiers: tuple[tuple[int, int], ...], usage: float) -> None:
+async def test_routers_read_the_fleet_s_kv_use(verifiers: tuple[tuple[int, int], ...], usage: float) -> None:
     infos = [replace(verifier_info(), num_blocks=blocks, num_free_blocks=free) for blocks, free in verifiers]
     generation = Generation(
         GatewayConfig(),
