@@ -10,6 +10,7 @@ import gc
 import itertools
 import random
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +27,7 @@ from tests.simulation.toy import MODEL
 from tests.simulation.world import Seat, World
 
 NUM_DRAFTERS = 3
+SHAPES = ("completion",)
 # clients; more than one drafter has places for, which are 8
 NUM_AT_ONCE = 12
 # seconds of virtual time; between two looks of the autoscaler, and until it must have been through
@@ -36,7 +38,7 @@ class ScaledWorld(World):
     """Two verifiers, a gateway, and drafters as many as the autoscaler says; at first none."""
 
     def __init__(self, loop: SimLoop, rng: random.Random, autoscaler: Autoscaler) -> None:
-        super().__init__(loop, rng, Faults(rng, (), frozenset()))
+        super().__init__(loop, rng, Faults(rng, ()), SHAPES, Path())  # no fault, so no file of keys
         self._autoscaler = autoscaler
         self.clients: list[Client] = []
         self.chosen = [0]
@@ -49,7 +51,10 @@ class ScaledWorld(World):
         self.gateways = ["gateway-0"]
         self.seats = self.seats[:1]
         self.seats += [
-            Seat(address, partial(VerifierNode, net, address=address, max_num_seqs=8, drafts=False))
+            Seat(
+                address,
+                partial(VerifierNode, net, address=address, max_num_seqs=8, drafts=False, on_open=self._on_open),
+            )
             for address in verifiers
         ]
         self.seats.append(Seat("gateway-0", lambda process: GatewayNode(net, process, config)))
@@ -85,7 +90,7 @@ class ScaledWorld(World):
         while place < self._num_at_once:
             number = len(self.clients)
             rng = random.Random(self.rng.getrandbits(64))
-            wish = Wish.drawn(rng, f"r{number}", self._methods)
+            wish = Wish.drawn(rng, f"r{number}", self._methods, SHAPES)
             process = Process(self.loop, f"client-{number}")
             client = Client(self.net, process, rng, wish, self.gateways, self, gives_up_at=self.loop.time() + LONGEST_S)
             self.clients.append(client)
