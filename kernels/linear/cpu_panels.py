@@ -7,8 +7,8 @@ Time relative to oneDNN in the same run (2 cores of an AMD EPYC without AMX, 16 
     rows     1     4     6     12    24    48 and more
     12 bits  0.54  0.60  0.65  0.78  0.85  1.0
     plain    0.67  0.73  0.74
-With AVX2 alone oneDNN packs no bf16, and torch's own product of eight padded rows takes 7 times as long for up to 64
-rows (Zen 3, one core, 1536 x 576).
+With AVX2 alone oneDNN packs no bf16, and torch's own product of eight padded rows takes 6 to 10 times as long for up
+to 64 rows (Zen 3, one core, 1536 x 576).
 Needs numba.
 """
 
