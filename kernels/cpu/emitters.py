@@ -41,8 +41,14 @@ VBF16 = ir.VectorType(_BFloat(), 2 * LANES)
 
 @functools.cache
 def has_dot_pairs() -> bool:
-    """Returns whether the CPU has AVX512-BF16: `dot_pairs` is one instruction, and there are 32 registers."""
+    """Returns whether the CPU has AVX512-BF16: `dot_pairs` is one instruction."""
     return bool(binding.get_host_cpu_features().get("avx512bf16", False))
+
+
+@functools.cache
+def has_wide_registers() -> bool:
+    """Returns whether the CPU has AVX-512: 32 registers of 16 floats; without it, 16 of eight."""
+    return bool(binding.get_host_cpu_features().get("avx512bw", False))
 
 
 @functools.cache
@@ -53,7 +59,7 @@ def multiplies_pairs() -> bool:
     """
     features = binding.get_host_cpu_features()
     has_two_steps = all(features.get(name, False) for name in ("avx2", "fma", "f16c"))
-    return has_dot_pairs() or (has_two_steps and not features.get("avx512bw", False))
+    return has_dot_pairs() or (has_two_steps and not has_wide_registers())
 
 
 def splat(builder: Builder, scalar: Value) -> Value:
@@ -109,8 +115,7 @@ def dot_pairs(builder: Builder, total: Value, left: Value, right: Value) -> Valu
 def look_up_bytes(builder: Builder, table: Value, indices: Value) -> Value:
     """Byte i of the result is table[i // 16 * 16 + indices[i]]; indices 0 to 15; 64 bytes each."""
     names = "llvm.x86.avx512.pshuf.b.512", "llvm.x86.avx2.pshuf.b"
-    is_wide = bool(binding.get_host_cpu_features().get("avx512bw", False))
-    return call_on_registers(builder, names, I8, [table, indices], is_wide=is_wide)
+    return call_on_registers(builder, names, I8, [table, indices], is_wide=has_wide_registers())
 
 
 def call_on_registers(

@@ -25,6 +25,7 @@ from outrider.kernels.cpu.emitters import (
     fma,
     halves_of_pairs,
     has_dot_pairs,
+    has_wide_registers,
     ints,
     load,
     offset,
@@ -68,7 +69,7 @@ def make_panel(max_rows: int, num_vectors: int, *, accumulate: bool, of_pairs: b
             return
         rows = [offset(builder, a, a_stride, r) for r in range(num_rows)]
         # With 16 registers of eight floats: the sums of one row, else of one vector of columns.
-        at_once = num_vectors if has_dot_pairs() or num_rows == 1 else 1
+        at_once = num_vectors if has_wide_registers() or num_rows == 1 else 1
         for first in range(0, num_vectors, at_once):
             vectors = range(first, first + at_once)
             cells = [(r, v) for r in range(num_rows) for v in vectors]
@@ -91,7 +92,7 @@ def make_panel(max_rows: int, num_vectors: int, *, accumulate: bool, of_pairs: b
 
 
 def make_row_sums(max_rows: int, *, of_pairs: bool = False) -> Any:
-    """Makes make_panel with accumulate, for as many columns as b_stride has."""
+    """Makes a panel like make_panel's with accumulate, of as many columns as b_stride has."""
     four, one = (make_panel(max_rows, num, accumulate=True, of_pairs=of_pairs) for num in (4, 1))
 
     @njit

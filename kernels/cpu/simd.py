@@ -35,7 +35,7 @@ from outrider.kernels.cpu.emitters import (
     floats,
     fma,
     fold,
-    has_dot_pairs,
+    has_wide_registers,
     ints,
     larger,
     load,
@@ -109,9 +109,9 @@ def for_each(*numbers: Sequence[int]) -> Callable[[Callable[..., None]], Callabl
 
 
 @operation(_i)
-def has_wide_pairs(_builder: Builder) -> Value:
-    """A constant of the code that is compiled: 1 if `has_dot_pairs`, else 0."""
-    return ir.Constant(I64, int(has_dot_pairs()))
+def registers_are_wide(_builder: Builder) -> Value:
+    """A constant of the code that is compiled: 1 if `has_wide_registers`, else 0."""
+    return ir.Constant(I64, int(has_wide_registers()))
 
 
 @operation(_f, _i)

@@ -35,6 +35,7 @@ from outrider.kernels.cpu.emitters import (
     Builder,
     Value,
     has_dot_pairs,
+    has_wide_registers,
     load,
     look_up_bytes,
     offset,
@@ -49,12 +50,12 @@ TABLE_VALUES = {I4: TABLE_BYTES, I5: 32, I6: 64}
 
 
 def decodes(kind: int) -> bool:
-    """Returns whether this CPU has the instructions that decode a kind."""
-    return kind not in (I5, I6) or has_dot_pairs()
+    """Returns whether this CPU has the instructions that decode a kind: those of i5 and i6 are of AVX-512."""
+    return kind not in (I5, I6) or has_wide_registers()
 
 
 def kind_of(num_values: int) -> int:
-    """The smallest kind for int8 codes of so many different values."""
+    """Returns the smallest kind that can name `num_values` different int8 codes."""
     return next((kind for kind, most in TABLE_VALUES.items() if num_values <= most and decodes(kind)), I8)
 
 

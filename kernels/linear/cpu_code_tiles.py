@@ -24,14 +24,14 @@ from outrider.kernels.cpu.emitters import (
     emit_prefetch,
     floats,
     fma,
-    has_dot_pairs,
+    has_wide_registers,
     load,
     offset,
     splat,
     store,
 )
 from outrider.kernels.cpu.record import record_types
-from outrider.kernels.cpu.simd import for_each, has_wide_pairs, operation, vsplat, vstore
+from outrider.kernels.cpu.simd import for_each, operation, registers_are_wide, vsplat, vstore
 from outrider.kernels.linear.cpu_code_decoding import BF16, E4M3, I4, I5, I6, I8, LINE_BYTES, LineDecoder, decodes
 from outrider.kernels.linear.cpu_panel_coding import CHUNK_LINES, PANEL_COLUMNS, pointer
 from outrider.kernels.linear.cpu_panel_tiles import CHUNK_BYTES, ROW_BYTES, TILE_ROWS, finish, pass_bytes
@@ -114,11 +114,11 @@ def _emit_add(
 ) -> None:
     """Add the groups of num_lines lines to totals[r, :]; the first line begins a group.
 
-    On a CPU without `has_dot_pairs`: for the first `pass_bytes` of totals, of decoded lines alone.
+    On a CPU without `has_wide_registers`: for the first `pass_bytes` of totals, of decoded lines alone.
     """
-    if kind != BF16 and not has_dot_pairs():
+    if kind != BF16 and not has_wide_registers():
         return
-    num_vectors = pass_bytes.py_func(has_dot_pairs(), num_rows) // VECTOR_BYTES
+    num_vectors = pass_bytes.py_func(has_wide_registers(), num_rows) // VECTOR_BYTES
     decoder = LineDecoder(builder, kind, table)
     cells = [(r, v) for r in range(num_rows) for v in range(num_vectors)]
     sums, going_on = ({cell: cgutils.alloca_once(builder, _VF32) for cell in cells} for _ in range(2))
@@ -218,7 +218,7 @@ def _add_chunk(call, panel, first, num_lines, x, x_sums, num_rows, scratch):  # 
     scales = panel.scales + group_bytes
     minimums = 0 if panel.minimums == 0 else panel.minimums + group_bytes
     kind = panel.kind
-    if num_rows > _MAX_ROWS_DECODED_IN_REGISTERS or not has_wide_pairs():
+    if num_rows > _MAX_ROWS_DECODED_IN_REGISTERS or not registers_are_wide():
         _decode(kind, lines, num_lines, panel.table, scratch)
         kind, lines = BF16, scratch
     group_rows = _MAX_ROWS_WITH_TOTALS_IN_REGISTERS if kind == BF16 else _MAX_GROUP_ROWS
@@ -226,7 +226,7 @@ def _add_chunk(call, panel, first, num_lines, x, x_sums, num_rows, scratch):  # 
     row = 0
     for group in range(num_groups):
         end = (group + 1) * num_rows // num_groups
-        for at in range(0, ROW_BYTES, pass_bytes(has_wide_pairs(), end - row)):
+        for at in range(0, ROW_BYTES, pass_bytes(registers_are_wide(), end - row)):
             column = at // 4
             skipped = column * panel.scale_bytes
             products = (

@@ -21,7 +21,7 @@ from outrider.kernels.cpu.emitters import (
     dot_pairs,
     emit_prefetch,
     floats,
-    has_dot_pairs,
+    has_wide_registers,
     load,
     offset,
     splat,
@@ -30,9 +30,9 @@ from outrider.kernels.cpu.emitters import (
 from outrider.kernels.cpu.record import record_types
 from outrider.kernels.cpu.simd import (
     for_each,
-    has_wide_pairs,
     load_i32,
     operation,
+    registers_are_wide,
     vadd,
     vload,
     vload_bf16,
@@ -78,7 +78,7 @@ def _make_add(*, coded: bool) -> Any:
     """sums[r, :] = (sums[r, :] if goes_on else 0) + the products of num_lines lines' pairs, in order.
 
     num_rows: at most _MAX_GROUP_ROWS. coded: the lines are coded by `table` and have no patches. Prefetches num_lines
-    coded lines at `ahead`. On a CPU without `has_dot_pairs`: for the first `pass_bytes` of sums, of plain lines alone.
+    coded lines at `ahead`. Without `has_wide_registers`: for the first `pass_bytes` of sums, of plain lines alone.
     """
 
     @operation(types.void, *[_i] * 9)
@@ -95,9 +95,9 @@ def _make_add(*, coded: bool) -> Any:
         sums: Value,
         goes_on: Value,
     ) -> None:
-        if coded and not has_dot_pairs():
+        if coded and not has_wide_registers():
             return
-        num_vectors = pass_bytes.py_func(has_dot_pairs(), num_rows) // VECTOR_BYTES
+        num_vectors = pass_bytes.py_func(has_wide_registers(), num_rows) // VECTOR_BYTES
         cells = [(r, v) for r in range(num_rows) for v in range(num_vectors)]
         rows = [offset(builder, x, x_stride, r) for r in range(num_rows)]
         places = {(r, v): offset(builder, offset(builder, sums, ROW_BYTES, r), VECTOR_BYTES, v) for r, v in cells}
@@ -160,14 +160,14 @@ CallRecord, Call = record_types(CallFields)
 @njit
 def _add_lines(call, x, num_rows, lines, num_lines, table, ahead, sums, goes_on):  # type: ignore[no-untyped-def]
     """Add the products of some lines, for all rows in even groups; table: 0 if the lines are plain."""
-    max_rows = _MAX_GROUP_ROWS if has_wide_pairs() else _MAX_NARROW_ROWS
+    max_rows = _MAX_GROUP_ROWS if registers_are_wide() else _MAX_NARROW_ROWS
     num_groups = (num_rows + max_rows - 1) // max_rows
     row = 0
     for group in range(num_groups):
         end = (group + 1) * num_rows // num_groups
         place, totals = x + row * call.x_stride, sums + row * ROW_BYTES
         if table == 0:
-            for at in range(0, ROW_BYTES, pass_bytes(has_wide_pairs(), end - row)):
+            for at in range(0, ROW_BYTES, pass_bytes(registers_are_wide(), end - row)):
                 _add_plain(end - row, place, call.x_stride, lines + at, num_lines, 0, ahead + at, totals + at, goes_on)
         else:
             line_ahead = lines + _AHEAD_BYTES
@@ -195,7 +195,7 @@ def _add_chunk(call, panel, chunk, num_lines, x, num_rows, scratch, goes_on):  #
     lines += chunk * _CODED_CHUNK_BYTES
     table = call.tables + panel * TABLE_BYTES
     patch, end_patch = patches_of_chunk(call, panel, chunk)
-    if num_rows > _MAX_ROWS_DECODED_IN_REGISTERS or not has_wide_pairs():
+    if num_rows > _MAX_ROWS_DECODED_IN_REGISTERS or not registers_are_wide():
         decode(lines, 0, num_lines, table, patch, end_patch, scratch)
         _add_lines(call, x, num_rows, scratch, num_lines, 0, lines + _CODED_CHUNK_BYTES, sums, goes_on)
         return

@@ -27,14 +27,14 @@ from outrider.kernels.cpu.emitters import (
     call_on_registers,
     emit_prefetch,
     fma,
-    has_dot_pairs,
+    has_wide_registers,
     load,
     offset,
     splat,
     store,
 )
 from outrider.kernels.cpu.record import record_types
-from outrider.kernels.cpu.simd import for_each, has_wide_pairs, operation, vsplat, vstore
+from outrider.kernels.cpu.simd import for_each, operation, registers_are_wide, vsplat, vstore
 from outrider.kernels.linear.cpu_code_tiles import Panel, load_factors
 from outrider.kernels.linear.cpu_panel_coding import PANEL_COLUMNS, pointer
 from outrider.kernels.linear.cpu_panel_tiles import ROW_BYTES, TILE_ROWS, finish
@@ -165,7 +165,7 @@ def _add(
     totals: Value,
 ) -> None:
     """Add the groups of num_lines lines to totals[r, :], from first_vector on; the first line begins a group."""
-    is_wide = has_dot_pairs()
+    is_wide = has_wide_registers()
     at_once = _vectors_at_once.py_func(is_wide, num_rows)
     if first_vector % at_once or (num_rows > _MAX_NARROW_ROWS and not is_wide):
         return
@@ -228,14 +228,14 @@ def _add_chunk(call, panel, first, num_lines, first_row, num_rows, totals):  # t
     first_group = first // panel.group_lines
     group_bytes = first_group * PANEL_COLUMNS * panel.scale_bytes
     minimums = 0 if panel.minimums == 0 else panel.minimums + group_bytes
-    max_rows = _MAX_GROUP_ROWS if has_wide_pairs() else _MAX_NARROW_ROWS
+    max_rows = _MAX_GROUP_ROWS if registers_are_wide() else _MAX_NARROW_ROWS
     num_passes = (num_rows + max_rows - 1) // max_rows
     row = 0
     for number in range(num_passes):
         end = (number + 1) * num_rows // num_passes
         x = call.x + (first_row + row) * call.x_stride + QUAD * first
         x_groups = call.x_groups + (first_row + row) * call.x_groups_stride + GROUP_BYTES * first_group
-        for first_vector in range(0, _VECTORS, _vectors_at_once(has_wide_pairs(), end - row)):
+        for first_vector in range(0, _VECTORS, _vectors_at_once(registers_are_wide(), end - row)):
             _add(
                 panel.kind, end - row, first_vector, x, call.x_stride, x_groups, call.x_groups_stride, lines, num_lines,
                 panel.group_lines, panel.table, panel.base, panel.scales + group_bytes, minimums, panel.scale_bytes,
@@ -255,7 +255,7 @@ def run_panel(address, unit, thread):  # type: ignore[no-untyped-def]
         for place in range(0, num_rows * ROW_BYTES, VECTOR_BYTES):
             vstore(totals + place, vsplat(types.float32(0.0)))
         chunk_lines = call.num_lines
-        if num_rows > (_MAX_GROUP_ROWS if has_wide_pairs() else _MAX_ROWS_OF_A_NARROW_PANEL):
+        if num_rows > (_MAX_GROUP_ROWS if registers_are_wide() else _MAX_ROWS_OF_A_NARROW_PANEL):
             chunk_lines = max(1, _CHUNK_LINES // panel.group_lines) * panel.group_lines
         for first in range(0, call.num_lines, chunk_lines):
             num_lines = min(chunk_lines, call.num_lines - first)
