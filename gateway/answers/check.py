@@ -87,14 +87,16 @@ async def redrawn(
 ) -> Verification:
     """Draws a checked receipt's tokens again, and compares what the answer has besides its receipt.
 
-    owner, caller: as in ValidRequest. Raises InvalidRequest for a receipt
-    from which no answer can be made, and what `generate` raises.
+    owner, caller: as in ValidRequest. Raises InvalidRequest for a receipt from which no answer can be made, and what
+    `generate` raises.
     """
     unseeded = receipt.unseeded_choice()
     if unseeded is not None:
         return Verification(0, wrong=f"choice {unseeded} has other noise than its seed's")
     record, num_confirmed = receipt.record, 0
     prepared = replace(record.prepared, options=replace(record.prepared.options, receipt=False))
+    is_bare = answer.keys() == {"receipt"}
+    is_stream = EVENTS in answer or answer.get("object") == "chat.completion.chunk"
     try:
         whole, stream = whole_answer(prepared, tokenizer), answer_stream(prepared, tokenizer)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -124,16 +126,15 @@ async def redrawn(
                         return Verification(num_confirmed, wrong=difference)
                     drawn += 1
                     num_confirmed += 1
-                whole.add(prompt, update)
-                events += stream.events(prompt, update)
+                if is_stream:
+                    events += stream.events(prompt, update)
+                elif not is_bare:
+                    whole.add(prompt, update)
         if drawn < len(claimed):
             return Verification(num_confirmed, wrong=f"choice {choice} ends after {drawn} tokens")
-    if answer.keys() == {"receipt"}:
+    if is_bare:
         return Verification(num_confirmed)
-    if EVENTS in answer or answer.get("object") == "chat.completion.chunk":
-        made: Any = read_answer((events + stream.end()).decode(), "the stream")
-    else:
-        made = whole.body()
+    made: Any = read_answer((events + stream.end()).decode(), "the stream") if is_stream else whole.body()
     return Verification(num_confirmed, wrong=_other_part(made, answer))
 
 
