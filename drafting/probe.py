@@ -29,7 +29,8 @@ def probe(folders: list[str]) -> dict[str, Any]:
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         # One of them is needed for fast linear layers of a bfloat16 model (same checks as kernels/linear).
         "has_avx512_bf16": bool(features.get("avx512bf16", False)),
-        "has_avx2": all(features.get(name, False) for name in ("avx2", "fma", "f16c")),
+        "has_avx2_alone": all(features.get(name, False) for name in ("avx2", "fma", "f16c"))
+        and not features.get("avx512bw", False),
         "has_onednn_bfloat16": bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()),
         "gpus": _gpus(),
         "has_nvidia_driver": Path("/proc/driver/nvidia/version").is_file(),

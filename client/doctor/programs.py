@@ -65,10 +65,10 @@ def _cpu(found: Mapping[str, Any]) -> Check:
     name, cores = "cpu", f"{found['num_cores']} cores, {found['cpu_capability']}"
     if found["has_avx512_bf16"]:
         return Check(name, "ok", f"{cores} with AVX512-BF16: the fastest kernels")
-    if found["has_avx2"]:
-        return Check(name, "ok", f"{cores} without AVX512-BF16: the same kernels with AVX2")
+    if found["has_avx2_alone"]:
+        return Check(name, "ok", f"{cores} without AVX-512: the same kernels with AVX2")
     if found["has_onednn_bfloat16"]:
-        return Check(name, "ok", f"{cores} without AVX2: oneDNN's kernels")
+        return Check(name, "ok", f"{cores} without AVX512-BF16: oneDNN's kernels")
     advice = "--dtype float32 is likely faster here"
     return Check(name, "warn", f"{cores}: no kernels for bfloat16 on this CPU", advice)
 

@@ -1,4 +1,4 @@
-"""Row-invariant bf16 linears for CPUs with AVX512-BF16 or AVX2: weights in panels, 12 bits each where they are large.
+"""Row-invariant bf16 linears for CPUs with AVX512-BF16 or AVX2 alone: weights in panels, large ones in 12 bits.
 
 Order of a row's sums: with AMX, that of its instruction (cpu_panel_amx); else blocks of inputs, pair by pair, then the
 blocks' sums. Without AMX this equals oneDNN's order for several rows, as far as tried (tests/kernels/test_panels.py).

@@ -22,14 +22,14 @@ from tests.kernels.test_code_panels import CASES, integers, make_coded, make_cod
 from tests.kernels.test_panels import needs_instruction
 
 pytestmark = pytest.mark.usefixtures("_num_threads")
-needs_vnni = pytest.mark.skipif(cpu_lines.instruction() is None, reason="this CPU has no AVX2")
+needs_integers = pytest.mark.skipif(cpu_lines.instruction() is None, reason="this CPU has no AVX2")
 
 _ROW_COUNTS = (1, 2, 3, 4, 5, 6, 7, 12, 13, 16, 128, 129)
 TAKEN = {name: codes for name, (codes, _) in CASES.items() if name not in ("one-odd-group", "fp8-block")}
 _KINDS = {"i4": "w4a8", "i5": "w5a8", "i6": "w6a8", "i8": "w8a8"}
 
 
-@needs_vnni
+@needs_integers
 @pytest.mark.parametrize("name", TAKEN)
 def test_every_row_has_the_bits_of_the_law_in_any_company(name: str) -> None:
     codes = TAKEN[name]
@@ -77,7 +77,7 @@ def test_the_reference_sees_one_wrong_part(what: str) -> None:
     assert not torch.equal(reference.linear(x[:4], wrong), reference.linear(x[:4], codes))
 
 
-@needs_vnni
+@needs_integers
 def test_weights_of_several_kinds_and_groups_are_one_linear() -> None:
     """In groups of the largest size that divides all."""
     parts = [
@@ -103,7 +103,7 @@ def test_weights_of_several_kinds_and_groups_are_one_linear() -> None:
     assert torch.equal(cpu_panels.linear(x[:3], half), reference.linear(x[:3], parts[0])[:, :64])
 
 
-@needs_vnni
+@needs_integers
 @pytest.mark.parametrize("name", TAKEN)
 def test_rows_are_the_dequantised_weights(name: str) -> None:
     codes = TAKEN[name]
@@ -112,7 +112,7 @@ def test_rows_are_the_dequantised_weights(name: str) -> None:
     assert torch.equal(cpu_panels.rows(ids, packed), codes.dequantised().bfloat16()[ids])
 
 
-@needs_vnni
+@needs_integers
 def test_only_a_row_with_what_is_no_number_becomes_nan() -> None:
     codes = TAKEN["q4_1"]
     packed = cpu_panels.pack([codes])
@@ -127,7 +127,7 @@ def test_only_a_row_with_what_is_no_number_becomes_nan() -> None:
     assert torch.equal(found[4], bias)
 
 
-@needs_vnni
+@needs_integers
 def test_memory_is_that_of_the_codes() -> None:
     def bits(codes: Codes) -> float:
         return 8 * cpu_panels.pack([codes]).nbytes / codes.numbers.numel()
@@ -184,7 +184,7 @@ def test_a_cpu_without_integer_products_falls_back_to_bf16_by_name(monkeypatch: 
         resolve_code_kernels("cpu", torch.bfloat16, on, "int8")
 
 
-@needs_vnni
+@needs_integers
 def test_the_arithmetic_is_chosen_by_groups_and_option() -> None:
     def kinds(codes: Codes, arithmetic: str) -> tuple[str, ...]:
         kernels = resolve_code_kernels("cpu", torch.bfloat16, torch.device("cpu"), arithmetic)

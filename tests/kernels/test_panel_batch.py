@@ -8,7 +8,7 @@ import torch
 from outrider.kernels.errors import KernelArgumentError
 from outrider.kernels.linear import cpu_panel_batch, cpu_panels
 
-pytestmark = pytest.mark.skipif(not cpu_panels.supports(torch.bfloat16), reason="this CPU has no AVX2")
+pytestmark = pytest.mark.skipif(not cpu_panels.supports(torch.bfloat16), reason="no bf16 panels here")
 NUM_LINEARS = 5
 
 

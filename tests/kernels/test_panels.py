@@ -30,7 +30,7 @@ SHAPES = [
     (96, 640),
 ]
 HAS_INSTRUCTION = multiplies_pairs()
-needs_instruction = pytest.mark.skipif(not HAS_INSTRUCTION, reason="this CPU has no AVX2")
+needs_instruction = pytest.mark.skipif(not HAS_INSTRUCTION, reason="no bf16 panels here")
 needs_amx = pytest.mark.skipif(not cpu_panels.has_amx(), reason="this CPU has no AMX, or may not use it")
 both_units = pytest.mark.parametrize("use_amx", [False, pytest.param(True, marks=needs_amx)], ids=["vectors", "amx"])
 

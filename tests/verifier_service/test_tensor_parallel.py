@@ -131,7 +131,7 @@ async def test_greedy_text_is_that_of_one_process(service: Service, truth: Calla
     )
 
 
-@pytest.mark.skipif(not cpu_code_panels.supports(torch.bfloat16), reason="this CPU has no AVX2")
+@pytest.mark.skipif(not cpu_code_panels.supports(torch.bfloat16), reason="no bf16 panels here")
 async def test_quantised_weights_stay_packed(packed_service: Service) -> None:
     numerics = (await info_of(packed_service)).numerics
     kind = "i4" if cpu_lines.instruction() is None else "w4a8"

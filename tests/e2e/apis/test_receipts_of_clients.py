@@ -22,7 +22,7 @@ OPEN_FILE: dict[str, Any] = {
     "required": ["mode", "line"],
     "additionalProperties": False,
 }
-# What is Outrider's own in a request. The stack has no parser of calls by itself, so that a schema stands for them.
+# Outrider's own fields of a request. A schema is asked for in place of tool calls, which this stack does not parse.
 OURS = {"receipt": True, "speculation": {"method": "draft_model"}}
 KINDS: dict[str, dict[str, Any]] = {"greedy": {"temperature": 0}, "sampled": {"temperature": 1.0}}
 Change = Callable[[dict[str, Any]], None]

@@ -40,7 +40,7 @@ from tests.engine.tensor_parallel.packed_shares import (
 )
 from tests.engine.tensor_parallel.rank_pair import Pair, forked_ranks, load_pair
 
-pytestmark = pytest.mark.skipif(not cpu_code_panels.supports(torch.bfloat16), reason="this CPU has no AVX2")
+pytestmark = pytest.mark.skipif(not cpu_code_panels.supports(torch.bfloat16), reason="no bf16 panels here")
 _NUM_TEXTS, _LENGTH = 8, 10
 _FORMATS = [
     ("llama", "gptq-4-v1"),

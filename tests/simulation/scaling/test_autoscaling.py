@@ -35,7 +35,7 @@ LOOKS_EVERY_S, LONGEST_S = 3.0, 300.0
 
 
 class ScaledWorld(World):
-    """Two verifiers, a gateway, and drafters as many as the autoscaler says; at first none."""
+    """Two verifiers, a gateway, and the number of drafters that the autoscaler asks for, at first none."""
 
     def __init__(self, loop: SimLoop, rng: random.Random, autoscaler: Autoscaler) -> None:
         super().__init__(loop, rng, Faults(rng, ()), SHAPES, Path())  # no fault, so no file of keys
@@ -86,7 +86,7 @@ class ScaledWorld(World):
         self.chosen.append(wanted)
 
     async def _work(self, place: int) -> None:
-        """Requests one after another, while so many clients are wanted."""
+        """Sends one request after another while this client is among those wanted."""
         while place < self._num_at_once:
             number = len(self.clients)
             rng = random.Random(self.rng.getrandbits(64))

@@ -189,7 +189,7 @@ def test_a_file_may_have_its_own_attention_factor(tmp_path: Path) -> None:
     assert config["rope_parameters"]["attention_factor"] == 1.5
 
 
-@pytest.mark.skipif(not cpu_code_panels.supports(torch.bfloat16), reason="this CPU has no AVX2")
+@pytest.mark.skipif(not cpu_code_panels.supports(torch.bfloat16), reason="no bf16 panels here")
 @pytest.mark.parametrize(("name", "codes"), [("gpt_oss", "i4"), ("phi3_long", "i8")])
 def test_what_is_quantised_stays_packed(name: str, codes: str) -> None:
     token_ids, logits, _ = expected(name)
@@ -201,7 +201,7 @@ def test_what_is_quantised_stays_packed(name: str, codes: str) -> None:
     assert errors.median() < 0.02 * logits.std()  # a row may choose other experts
 
 
-@pytest.mark.skipif(not cpu_code_panels.supports(torch.bfloat16), reason="this CPU has no AVX2")
+@pytest.mark.skipif(not cpu_code_panels.supports(torch.bfloat16), reason="no bf16 panels here")
 @pytest.mark.parametrize(
     "name", [name if name in _PACKED else pytest.param(name, marks=pytest.mark.storm) for name in _QUANTISABLE]
 )

@@ -29,7 +29,7 @@ from outrider.kernels.linear import cpu_code_panels
 from outrider.kernels.linear.int8 import cpu_panels as int8_panels
 from tests.kernels.test_code_panels import kind_here
 
-pytestmark = pytest.mark.skipif(not cpu_code_panels.supports(torch.bfloat16), reason="this CPU has no AVX2")
+pytestmark = pytest.mark.skipif(not cpu_code_panels.supports(torch.bfloat16), reason="no bf16 panels here")
 _LENGTH = 60
 # arithmetic -> error of logits at most, in those of bfloat16 throughout
 _ERRORS = {"bf16": 1.2, "int8": 3.0}

@@ -25,7 +25,7 @@ from outrider.engine.run.runner import ModelRunner
 from outrider.kernels.linear import cpu_code_panels
 from outrider.kernels.linear.int8 import cpu_lines
 
-pytestmark = pytest.mark.skipif(not cpu_code_panels.supports(torch.bfloat16), reason="this CPU has no AVX2")
+pytestmark = pytest.mark.skipif(not cpu_code_panels.supports(torch.bfloat16), reason="no bf16 panels here")
 _WIDTHS = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 32}
 _LENGTH = 60
 # those whose groups are scattered differently in q, k and v, which are then dequantised and joined

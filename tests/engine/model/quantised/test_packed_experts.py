@@ -28,7 +28,7 @@ from outrider.engine.run.runner import ModelRunner
 from outrider.kernels.linear import cpu_code_panels
 from outrider.kernels.linear.codes import Codes
 
-pytestmark = pytest.mark.skipif(not cpu_code_panels.supports(torch.bfloat16), reason="this CPU has no AVX2")
+pytestmark = pytest.mark.skipif(not cpu_code_panels.supports(torch.bfloat16), reason="no bf16 panels here")
 # Panels have 64 outputs, and groups and FP8 blocks need not divide a width.
 _WIDTHS = {"hidden_size": 128, "intermediate_size": 64, "moe_intermediate_size": 64, "head_dim": 32}
 _LENGTH = 60
