@@ -15,7 +15,7 @@ import grpc.aio
 import uvicorn
 from prometheus_client import CollectorRegistry
 
-from outrider.gateway.admission.admission import Admission
+from outrider.gateway.admission.auth import Admission
 from outrider.gateway.config import GatewayConfig
 from outrider.gateway.decoding.generation import Generation
 from outrider.gateway.fleet.pool import Pool

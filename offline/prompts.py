@@ -16,7 +16,7 @@ from outrider.gateway.request.served import Served
 from outrider.gateway.request.types import ChoiceStart, NoLog, ValidRequest
 from outrider.shared.errors import InvalidRequest
 from outrider.shared.request_params import SamplingParams, StructuredOutputsParams, speculation_fields
-from outrider.shared.stream_key import stream_key
+from outrider.shared.sampling_params import stream_key
 
 _PROMPT_KEYS = {"prompt", "prompt_token_ids", "cache_salt"}
 

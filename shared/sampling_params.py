@@ -6,8 +6,11 @@ Not here: the HTTP schema (gateway/openai/schema.py) and the arithmetic (engine/
 from __future__ import annotations
 
 import enum
+import hashlib
 import itertools
 import math
+import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -220,3 +223,11 @@ def _sizes(words: tuple[tuple[int, ...], ...]) -> _Sizes:
 def _check_range(name: str, value: float, low: float, high: float) -> None:
     if not (math.isfinite(value) and low <= value <= high):
         raise InvalidRequest(f"{name} must be between {low:g} and {high:g}, got {value!r}", param=name)
+
+
+def stream_key(seed: int, prompt_token_ids: Sequence[int], choice_index: int) -> int:
+    """Returns the 64-bit key of a choice's noise: one seed gives different noise for different prompts and choices."""
+    digest = hashlib.blake2b(digest_size=8, person=b"outrider-noise")
+    digest.update(struct.pack("<QII", seed & MAX_SEED, choice_index, len(prompt_token_ids)))
+    digest.update(struct.pack(f"<{len(prompt_token_ids)}I", *prompt_token_ids))
+    return int.from_bytes(digest.digest(), "little")

@@ -14,9 +14,8 @@ from outrider.gateway.anthropic.content_blocks import ContentBlocks, StreamEvent
 from outrider.gateway.anthropic.errors import messages_error
 from outrider.gateway.openai.answer_body import to_json
 from outrider.gateway.openai.answer_types import ErrorAnswer, ReceiptBody
-from outrider.gateway.openai.receipt import ReceiptWriter
 from outrider.gateway.openai.receipt_signature import ReceiptKey
-from outrider.gateway.openai.usage import Account, SpecMetricsLevel
+from outrider.gateway.openai.usage import Account
 from outrider.gateway.request.answers import Prepared
 from outrider.gateway.request.event_cursor import NOTHING_SEEN, EventCursor, EventNumbers
 from outrider.gateway.request.types import GenerationUpdate
@@ -60,8 +59,7 @@ class MessageEvents:
 
     def __init__(self, prepared: Prepared, receipt_key: ReceiptKey | None) -> None:
         self._options = prepared.options
-        self._account = Account(prepared, SpecMetricsLevel.NONE)
-        self._receipt = ReceiptWriter(prepared, receipt_key)
+        self._account = Account(prepared, receipt_key=receipt_key)
         self._texts = TokenTexts()
         self._blocks = ContentBlocks(prepared.options)
         self._last: GenerationUpdate | None = None
@@ -71,7 +69,7 @@ class MessageEvents:
         """Yields the events of an update. `num_tokens` then counts the tokens that the events so far come from."""
         is_first = self._last is None
         self._last = update
-        self._receipt.add(self._account.add(0, update), update)
+        self._account.add(0, update)
         if is_first:
             yield {"type": "message_start", "message": self._start()}
             yield {"type": "ping"}
@@ -91,7 +89,7 @@ class MessageEvents:
             "type": "message_delta",
             "delta": {"stop_reason": reason, "stop_sequence": sequence},
             "usage": self._usage(),
-            **self._receipt.field(),
+            **self._account.receipt(),
         }
         yield {"type": "message_stop"}
 

@@ -25,7 +25,6 @@ from outrider.gateway.openai.logprobs import (
     join_completion_logprobs,
     prompt_logprobs,
 )
-from outrider.gateway.openai.receipt import ReceiptWriter
 from outrider.gateway.openai.receipt_signature import ReceiptKey
 from outrider.gateway.openai.usage import Account, SpecMetricsLevel
 from outrider.gateway.request.answers import Prepared
@@ -79,8 +78,7 @@ class AnswerShape:
         self.prepared = prepared
         self.options = prepared.options
         self.tokenizer = tokenizer
-        self.account = Account(prepared, level)
-        self.receipt = ReceiptWriter(prepared, receipt_key)
+        self.account = Account(prepared, level, receipt_key)
         plan = self.options.output
         self._symbols = plan.symbols() if plan is not None else Symbols(())
         self._num_named = len(prepared.requests[0].sampling_params.logprob_token_ids)
@@ -211,7 +209,6 @@ class WholeAnswer:
 
     def add(self, prompt_index: int, update: GenerationUpdate) -> None:
         choice = self._shape.account.add(prompt_index, update)
-        self._shape.receipt.add(choice, update)
         self._updates.setdefault(choice, []).append(update)
 
     def body(self) -> Completion | ChatCompletion:
@@ -229,7 +226,7 @@ class WholeAnswer:
             body["metrics"] = metrics
         if chat:
             self._add_prompt(body, merged[0])
-        body.update(self._shape.receipt.field())
+        body.update(account.receipt())
         answer: Completion | ChatCompletion = body
         return answer
 

@@ -47,7 +47,6 @@ class AnswerStream:
         """Returns an update's events: none for tokens whose text is held back, unless the tokens are requested."""
         account = self._shape.account
         index = account.add(prompt_index, update)
-        self._shape.receipt.add(index, update)
         seen = self._seen.of(index)
         events = ""
         if index not in self._offsets:
@@ -139,7 +138,7 @@ class AnswerStream:
                 metrics = account.metrics()
                 if metrics is not None:
                     fields["metrics"] = metrics
-            fields.update(self._shape.receipt.field())
+            fields.update(account.receipt())
             events = self._numbered(fields, EventCursor(tuple(self._reached), ended=True))
         return (events + "data: [DONE]\n\n").encode()
 

@@ -15,13 +15,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from outrider.gateway.openai.answer_types import ReceiptBody
-from outrider.gateway.openai.receipt_signature import ReceiptKey
 from outrider.gateway.request.answers import AnswerKind, AnswerOptions, Prepared
 from outrider.gateway.request.record import SessionRecord
-from outrider.gateway.request.types import GenerationUpdate
 from outrider.shared.errors import InvalidRequest, OutriderError
-from outrider.shared.sampling_params import SpeculationMode
-from outrider.shared.stream_key import stream_key
+from outrider.shared.sampling_params import SpeculationMode, stream_key
 
 RECEIPT_VERSION = 1
 
@@ -86,30 +83,6 @@ class Receipt:
                 if key != self.record.stream_keys[prompt][place]:
                     return choice
         return None
-
-
-class ReceiptWriter:
-    """Writes the receipt of an answer, if its request asks for one. Pass every update to `add`, then take the `field`.
-
-    key: signs it; None: it is not signed.
-    """
-
-    def __init__(self, prepared: Prepared, key: ReceiptKey | None) -> None:
-        self._prepared = prepared
-        self._key = key
-        self._outputs: dict[int, list[int]] = {}
-
-    def add(self, choice: int, update: GenerationUpdate) -> None:
-        if self._prepared.options.receipt:
-            self._outputs.setdefault(choice, []).extend(update.token_ids)
-
-    def field(self) -> dict[str, ReceiptBody]:
-        """Returns the answer's member for the receipt; empty where none is asked for."""
-        if not self._prepared.options.receipt:
-            return {}
-        outputs = tuple(tuple(self._outputs[choice]) for choice in sorted(self._outputs))
-        body = Receipt.of(self._prepared, outputs).body()
-        return {"receipt": body if self._key is None else self._key.signed(body)}
 
 
 def _kind(options: AnswerOptions) -> AnswerKind:

@@ -1,4 +1,4 @@
-"""A request's usage, summed over its choices: tokens and speculation figures."""
+"""A request's account, summed over its choices: tokens, speculation figures and the receipt."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ import enum
 from collections.abc import Sequence
 from itertools import zip_longest
 
-from outrider.gateway.openai.answer_types import CompletionTokensDetails, Metrics, SpeculationMetrics, Usage
+from outrider.gateway.openai.answer_types import (
+    CompletionTokensDetails,
+    Metrics,
+    ReceiptBody,
+    SpeculationMetrics,
+    Usage,
+)
+from outrider.gateway.openai.receipt import Receipt
+from outrider.gateway.openai.receipt_signature import ReceiptKey
 from outrider.gateway.request.answers import Prepared
 from outrider.gateway.request.types import GenerationUpdate, SpeculationSummary
 from outrider.gateway.tool_calls.formats import NONE
@@ -24,10 +32,19 @@ class SpecMetricsLevel(enum.Enum):
 
 
 class Account:
-    """The account of an answer's usage and speculation. Pass every update to `add`; the other methods only read."""
+    """The account of an answer. Pass every update to `add`; the other methods only read.
 
-    def __init__(self, prepared: Prepared, level: SpecMetricsLevel) -> None:
+    receipt_key: signs the receipt, if the request asks for one; None: it is not signed.
+    """
+
+    def __init__(
+        self, prepared: Prepared, level: SpecMetricsLevel = SpecMetricsLevel.NONE, receipt_key: ReceiptKey | None = None
+    ) -> None:
+        self._prepared = prepared
         self._requests = prepared.requests
+        self._receipt_key = receipt_key
+        # Per choice; only for the receipt.
+        self._outputs: dict[int, list[int]] = {}
         self._drop_output = prepared.options.drop_output
         self._level = level
         self._num_tokens: dict[int, int] = {}
@@ -42,6 +59,8 @@ class Account:
         """Returns the choice's index in the answer."""
         choice = prompt_index * self._requests[prompt_index].n + update.choice_index
         self._num_tokens[choice] = self._num_tokens.get(choice, 0) + len(update.token_ids)
+        if self._prepared.options.receipt:
+            self._outputs.setdefault(choice, []).extend(update.token_ids)
         if self._reasoning is not None:
             self._reasoning.add(choice, update.token_texts)
         if predicted := self._requests[prompt_index].predicted_token_ids:
@@ -108,6 +127,14 @@ class Account:
             shown["per_step_accepted"] = list(total.per_step_accepted)
             shown["per_step_drafted"] = list(total.per_step_drafted)
         return {"speculative_decoding": shown}
+
+    def receipt(self) -> dict[str, ReceiptBody]:
+        """Returns the answer's member for the receipt; empty where none is asked for."""
+        if not self._prepared.options.receipt:
+            return {}
+        outputs = tuple(tuple(self._outputs[choice]) for choice in sorted(self._outputs))
+        body = Receipt.of(self._prepared, outputs).body()
+        return {"receipt": body if self._receipt_key is None else self._receipt_key.signed(body)}
 
 
 def add_summaries(summaries: Sequence[SpeculationSummary]) -> SpeculationSummary:

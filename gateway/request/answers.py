@@ -28,6 +28,11 @@ class ResponsePlan:
     input_items: str = ""
 
     @property
+    def num_stored_bytes(self) -> int:
+        """How many bytes of the stored response are known before it begins; 0: it will not be stored."""
+        return len(self.fields) + len(self.input_items) if self.input_items else 0
+
+    @property
     def is_background(self) -> bool:
         """True if the answer is generated to its end whether or not anyone reads it."""
         return bool(json.loads(self.fields).get("background"))

@@ -16,10 +16,9 @@ from outrider.gateway.request.types import METHOD_AUTO, ValidRequest
 from outrider.gateway.tool_calls.plan import OutputPlan
 from outrider.shared.errors import InternalError, Unavailable
 from outrider.shared.request_params import Speculation
-from outrider.shared.sampling_params import SamplingParams, SpeculationMode
-from outrider.shared.stream_key import stream_key
+from outrider.shared.sampling_params import SamplingParams, SpeculationMode, stream_key
 from outrider.shared.wire import from_message, params_from_wire, params_to_wire, to_message
-from outrider.shared.wire.params import MODE_FROM_WIRE, MODE_TO_WIRE
+from outrider.shared.wire.common import MODE_FROM_WIRE, MODE_TO_WIRE
 from outrider.v1 import common_pb2 as common
 from outrider.v1 import log_pb2 as pb
 

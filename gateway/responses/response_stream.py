@@ -12,7 +12,6 @@ from typing import Any
 from outrider.gateway.openai.answer_body import to_json
 from outrider.gateway.openai.answer_types import ChatTokenLogprob, CompletionTokensDetails, ErrorAnswer
 from outrider.gateway.openai.logprobs import chat_logprobs
-from outrider.gateway.openai.receipt import ReceiptWriter
 from outrider.gateway.openai.receipt_signature import ReceiptKey
 from outrider.gateway.openai.usage import Account, SpecMetricsLevel
 from outrider.gateway.request.answers import Prepared
@@ -42,14 +41,13 @@ class WholeResponse:
         self.options = prepared.options
         self._fields = json.loads(prepared.options.response.fields)
         self._tokenizer = tokenizer
-        self._account = Account(prepared, level)
-        self._receipt = ReceiptWriter(prepared, receipt_key)
+        self._account = Account(prepared, level, receipt_key)
         self._items = OutputItems(prepared.options)
         self._finish: FinishReason | None = None
 
     def add(self, prompt_index: int, update: GenerationUpdate) -> list[tuple[int, ResponseEvent]]:
         """Returns the update's events, each with the number of tokens that it took."""
-        self._receipt.add(self._account.add(prompt_index, update), update)
+        self._account.add(prompt_index, update)
         events: list[tuple[int, ResponseEvent]] = []
         for place, text in enumerate(update.token_texts):
             pushed = self._items.push(text, self._logprobs(update, place))
@@ -83,7 +81,7 @@ class WholeResponse:
         if metrics is not None:
             body["metrics"] = metrics
         if self._finish in (FinishReason.STOP, FinishReason.LENGTH):
-            body.update(self._receipt.field())  # type: ignore[typeddict-item]
+            body.update(self._account.receipt())  # type: ignore[typeddict-item]
         return body
 
     def so_far(self, status: str) -> ResponseBody:

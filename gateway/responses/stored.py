@@ -29,19 +29,13 @@ _ID_PREFIXES = {
 }
 
 
-def num_reserved(prepared: Prepared) -> int:
-    """Returns how many bytes of a response are known before it begins; 0 if it will not be stored."""
-    plan = prepared.options.response
-    return len(plan.fields) + len(plan.input_items) if plan is not None and plan.input_items else 0
-
-
 async def keep(store: ResponseStore | None, prepared: Prepared, body: ResponseBody) -> None:
     """Stores a finished response if its request says so. Raises Unavailable."""
     plan = prepared.options.response
     if store is None or plan is None or not plan.input_items:
         return
     owner, response_id = prepared.requests[0].owner, prepared.options.answer_id
-    if await store.put(owner, response_id, document_of(body, plan), num_reserved(prepared)):
+    if await store.put(owner, response_id, document_of(body, plan), plan.num_stored_bytes):
         await store.put_items(owner, {item["id"]: to_json(item).encode() for item in body["output"]})
     if plan.is_background:
         await store.forget_running(owner, response_id)

@@ -14,7 +14,7 @@ import grpc.aio
 import uvicorn
 from fastapi import FastAPI
 
-from outrider.gateway.admission.admission import Admission
+from outrider.gateway.admission.auth import Admission
 from outrider.gateway.config import GatewayConfig
 from outrider.gateway.servers.grpc_admission import GrpcAdmission
 from outrider.gateway.servers.http.protocol import HttpLimits, protocol_factory

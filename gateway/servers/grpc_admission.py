@@ -18,8 +18,7 @@ from typing import Any, TypeAlias
 import grpc
 import grpc.aio
 
-from outrider.gateway.admission.admission import Admission
-from outrider.gateway.admission.auth import Caller, CallerContext
+from outrider.gateway.admission.auth import Admission, Caller, CallerContext
 from outrider.gateway.admission.body_budget import Held
 from outrider.shared import rpc
 from outrider.shared.api_keys import ApiKey

@@ -17,13 +17,12 @@ from outrider.gateway.fleet.view import FleetView, fleet_view
 from outrider.gateway.openai.receipt_signature import ReceiptKey
 from outrider.gateway.openai.usage import SpecMetricsLevel
 from outrider.gateway.request.answers import AnswerKind, Prepared, Wanted
-from outrider.gateway.request.served import AnswerDefaults, RequestLimits, ServedModel
+from outrider.gateway.request.served import AnswerDefaults, RequestLimits, Served, ServedModel
 from outrider.gateway.request.start import begin, resume
 from outrider.gateway.request.tokenizer import Tokenizer
 from outrider.gateway.request.tracing import traced
 from outrider.gateway.request.types import METHOD_AUTO, METHOD_OFF, GenerationUpdate, ValidRequest
 from outrider.gateway.responses.store import ResponseStore
-from outrider.gateway.responses.stored import num_reserved
 from outrider.gateway.tool_calls.recognise import recognise_reasoning_parser, recognise_tool_call_parser
 from outrider.shared.checkpoint.sampling_defaults import load_sampling_defaults
 from outrider.shared.errors import Unavailable
@@ -87,10 +86,15 @@ class LiveService:
             ),
         )
 
+    @property
+    def served(self) -> Served:
+        return Served(self.model, self.tokenizer, self.limits)
+
     def begin(self, kind: AnswerKind, prepared: Prepared) -> Prepared:
         self._readiness.check()
-        if self.response_store is not None and (num_bytes := num_reserved(prepared)):
-            self.response_store.reserve(prepared.requests[0].owner, num_bytes)
+        plan = prepared.options.response
+        if self.response_store is not None and plan is not None and plan.num_stored_bytes:
+            self.response_store.reserve(prepared.requests[0].owner, plan.num_stored_bytes)
         return self._traced(begin(self._commit_log, kind, prepared, self._generation.kinds.for_new_request()))
 
     async def resume(self, wanted: Wanted) -> Prepared:

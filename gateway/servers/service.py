@@ -40,6 +40,9 @@ class GatewayService(Protocol):
     def limits(self) -> RequestLimits: ...
 
     @property
+    def served(self) -> Served: ...
+
+    @property
     def response_store(self) -> ResponseStore | None: ...
 
     @property
@@ -62,7 +65,3 @@ class GatewayService(Protocol):
     def render_metrics(self) -> bytes: ...
 
     def fleet(self) -> FleetView: ...
-
-
-def served_by(service: GatewayService) -> Served:
-    return Served(service.model, service.tokenizer, service.limits)

@@ -3,7 +3,17 @@
 A message that does not make sense raises InvalidRequest; whoever reads the stream ends that session, no other.
 """
 
-from outrider.shared.wire.common import hidden_from_wire, hidden_to_wire, logprob_to_wire, logprobs_from_wire
+from outrider.shared.wire.common import (
+    hidden_from_wire,
+    hidden_to_wire,
+    logprob_to_wire,
+    logprobs_from_wire,
+    open_drafter,
+    open_verifier,
+    params_from_wire,
+    params_to_wire,
+    spec_from_wire,
+)
 from outrider.shared.wire.drafter import (
     draft_step_from_wire,
     draft_step_to_wire,
@@ -13,9 +23,7 @@ from outrider.shared.wire.drafter import (
     proposal_reply_to_wire,
 )
 from outrider.shared.wire.fields import from_message, to_message
-from outrider.shared.wire.params import params_from_wire, params_to_wire
 from outrider.shared.wire.proposals import proposal_from_wire, proposal_to_wire
-from outrider.shared.wire.sessions import open_drafter, open_verifier, spec_from_wire
 from outrider.shared.wire.verifier import (
     commit_from_wire,
     commit_to_wire,

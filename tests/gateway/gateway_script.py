@@ -19,7 +19,7 @@ from outrider.gateway.openai.receipt_signature import ReceiptKey
 from outrider.gateway.openai.usage import SpecMetricsLevel
 from outrider.gateway.request.answers import AnswerKind, Prepared, Wanted
 from outrider.gateway.request.detokenizer import IncrementalDetokenizer
-from outrider.gateway.request.served import RequestLimits, ServedModel
+from outrider.gateway.request.served import RequestLimits, Served, ServedModel
 from outrider.gateway.request.tokenizer import Tokenizer
 from outrider.gateway.request.types import ChoiceStart, GenerationUpdate, Round, SpeculationSummary, ValidRequest
 from outrider.gateway.responses.store import ResponseStore
@@ -75,6 +75,10 @@ class ScriptedService:
     requests: list[ValidRequest] = field(default_factory=list)
     begun: dict[str, tuple[AnswerKind, Prepared]] = field(default_factory=dict)
     wanted: list[Wanted] = field(default_factory=list)
+
+    @property
+    def served(self) -> Served:
+        return Served(self.model, self.tokenizer, self.limits)
 
     def ready(self) -> ReadyState:
         return self.state

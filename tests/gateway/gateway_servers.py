@@ -10,7 +10,7 @@ from pathlib import Path
 
 import uvicorn
 
-from outrider.gateway.admission.admission import Admission
+from outrider.gateway.admission.auth import Admission
 from outrider.gateway.config import GatewayConfig
 from outrider.gateway.servers.endpoints import grpc_options, http_config, load_tls
 from outrider.gateway.servers.grpc_server import SERVICE_NAMES, add_gateway_servicer

@@ -14,8 +14,7 @@ from outrider.drafting.methods.interface import DraftMethod
 from outrider.drafting.methods.ngram import NgramMethod
 from outrider.drafting.methods.suffix import SuffixMethod, SuffixSettings
 from outrider.shared.messages import SessionSpec
-from outrider.shared.sampling_params import SamplingParams
-from outrider.shared.stream_key import stream_key
+from outrider.shared.sampling_params import SamplingParams, stream_key
 from tests.grid.cells import Cell, groups
 from tests.grid.drafts import NoiseMethod, OracleMethod, TreeMethod
 from tests.grid.driver import SHORT_RUN, Driver, Session

@@ -20,7 +20,7 @@ from outrider.offline import LLM, GenerationFailed, RequestOutput, SamplingParam
 from outrider.offline.engines import Engines, start_engines
 from outrider.shared import sampling_params as engine_params
 from outrider.shared.errors import ConfigError, InvalidRequest
-from outrider.shared.stream_key import stream_key
+from outrider.shared.sampling_params import stream_key
 from outrider.verifier_service.config import VerifierConfig
 from tests.verifier_service.engine_client import generate, make_spec, tokens_of
 

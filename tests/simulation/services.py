@@ -22,7 +22,7 @@ from outrider.engine.attention.block_manager import BlockManager
 from outrider.engine.certificate import Certificate
 from outrider.engine.sampling.grammar import GrammarState
 from outrider.gateway import __main__ as gateway_main
-from outrider.gateway.admission.admission import Admission
+from outrider.gateway.admission.auth import Admission
 from outrider.gateway.config import GatewayConfig
 from outrider.gateway.decoding.generation import Generation
 from outrider.gateway.fleet.pool import Pool

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.shared.sampling_params import Grammar, GrammarKind, SamplingParams
-from outrider.shared.stream_key import stream_key
+from outrider.shared.sampling_params import Grammar, GrammarKind, SamplingParams, stream_key
 from tests.simulation.toy import GRAMMARS, MODEL, TOKENIZER, text_of, undisturbed
 
 # "pattern": a completion under a regular expression; "call": a chat that must call a tool, whose text is read for the

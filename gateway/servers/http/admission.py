@@ -19,8 +19,7 @@ from contextlib import ExitStack, closing, suppress
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from outrider.gateway.admission.admission import Admission
-from outrider.gateway.admission.auth import Caller, peer_of_scope, put_caller
+from outrider.gateway.admission.auth import Admission, Caller, peer_of_scope, put_caller
 from outrider.gateway.admission.body_budget import Held
 from outrider.gateway.anthropic.errors import is_messages_path
 from outrider.gateway.playground.page import PREFIX as PLAYGROUND_PREFIX

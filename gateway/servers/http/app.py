@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from outrider.gateway.admission.admission import Admission
+from outrider.gateway.admission.auth import Admission
 from outrider.gateway.admission.body_budget import BodyBudget
 from outrider.gateway.playground.page import add_docs, add_playground
 from outrider.gateway.servers.http.admission import HttpAdmission

@@ -26,7 +26,7 @@ from outrider.gateway.responses.schema import ResponsesRequest
 from outrider.gateway.servers.http.body_work import BodyWork
 from outrider.gateway.servers.http.http_answer import HttpAnswer, Load
 from outrider.gateway.servers.http.stored_responses import StoredResponses, events_seen
-from outrider.gateway.servers.service import GatewayService, served_by
+from outrider.gateway.servers.service import GatewayService
 from outrider.shared.errors import InvalidRequest
 from outrider.shared.tracing import carrier_of
 
@@ -41,7 +41,7 @@ class Generations:
     async def completions(self, request: Request) -> Response:
         if resumed := await self._resumed(request, AnswerKind.COMPLETION):
             return resumed
-        served = served_by(self._service)
+        served = self._service.served
         prepared = await self._work.parsed(
             request, lambda body: prepare_completion(parse_body(CompletionRequest, body), served)
         )
@@ -50,20 +50,20 @@ class Generations:
     async def chat_completions(self, request: Request) -> Response:
         if resumed := await self._resumed(request, AnswerKind.CHAT):
             return resumed
-        served = served_by(self._service)
+        served = self._service.served
         prepared = await self._work.parsed(
             request, lambda body: prepare_chat(parse_body(ChatCompletionRequest, body), served)
         )
         return self._begun(request, AnswerKind.CHAT, prepared)
 
     async def chat_batch(self, request: Request) -> Response:
-        served = served_by(self._service)
+        served = self._service.served
         prepared = await self._work.parsed(request, lambda body: prepare_chat_batch(body, served))
         return self._begun(request, AnswerKind.CHAT, prepared)
 
     async def invocations(self, request: Request) -> Response:
         """SageMaker's one route: the body decides which API answers."""
-        served = served_by(self._service)
+        served = self._service.served
 
         def prepared(body: object) -> Prepared:
             if isinstance(body, dict) and "messages" in body:
@@ -76,7 +76,7 @@ class Generations:
     async def responses(self, request: Request) -> Response:
         if resumed := await self._resumed(request, AnswerKind.RESPONSE):
             return resumed
-        served, can_store = served_by(self._service), self._service.response_store is not None
+        served, can_store = self._service.served, self._service.response_store is not None
 
         def prepared_or_body(body: object) -> Prepared | ResponsesRequest:
             parsed = parse_body(ResponsesRequest, body)
@@ -100,7 +100,7 @@ class Generations:
     async def messages(self, request: Request) -> Response:
         if resumed := await self._resumed(request, AnswerKind.MESSAGE):
             return resumed
-        served = served_by(self._service)
+        served = self._service.served
         prepared = await self._work.parsed(
             request, lambda body: prepare_message(parse_body(MessagesRequest, body), served)
         )

@@ -14,7 +14,7 @@ from outrider.gateway.openai.tokenization import detokenize, tokenize, tokenizer
 from outrider.gateway.request.served import ServedModel
 from outrider.gateway.servers.http.body_work import BodyWork
 from outrider.gateway.servers.http.http_answer import Load
-from outrider.gateway.servers.service import GatewayService, served_by
+from outrider.gateway.servers.service import GatewayService
 from outrider.gateway.tool_calls.formats import NONE
 from outrider.shared.errors import UnknownModel
 
@@ -26,17 +26,17 @@ class Queries:
         self._load = load
 
     async def count_tokens(self, request: Request) -> Response:
-        served = served_by(self._service)
+        served = self._service.served
         return await self._work.answered(
             request, lambda body: {"input_tokens": count_tokens(parse_body(CountTokensRequest, body), served)}
         )
 
     async def tokenize(self, request: Request) -> Response:
-        served = served_by(self._service)
+        served = self._service.served
         return await self._work.answered(request, lambda body: tokenize(body, served))
 
     async def detokenize(self, request: Request) -> Response:
-        served = served_by(self._service)
+        served = self._service.served
         return await self._work.answered(request, lambda body: detokenize(body, served))
 
     async def tokenizer_info(self, request: Request) -> Response:

@@ -21,7 +21,7 @@ from outrider.gateway.openai.receipt import Receipt
 from outrider.gateway.servers.http.body_work import BodyWork
 from outrider.gateway.servers.http.http_answer import Load, until_disconnect
 from outrider.gateway.servers.http.limits import as_outrider_error, error_response
-from outrider.gateway.servers.service import GatewayService, served_by
+from outrider.gateway.servers.service import GatewayService
 from outrider.shared.errors import InvalidRequest
 
 # The body, for the OpenAPI document: any API's answer.
@@ -35,7 +35,7 @@ class Receipts:
         self._load = load
 
     async def verify(self, request: Request) -> Response:
-        served = served_by(self._service)
+        served = self._service.served
 
         def parsed(body: object) -> tuple[Mapping[str, Any], Receipt]:
             if not isinstance(body, Mapping):

@@ -23,8 +23,7 @@ from outrider.drafting.session import DraftSession
 from outrider.drafting.vocabulary.mapping import DraftIds, VocabularyMap, map_vocabulary
 from outrider.shared.errors import ConfigError
 from outrider.shared.messages import DraftStep, SessionSpec
-from outrider.shared.sampling_params import Grammar, GrammarKind, SamplingParams, SpeculationMode
-from outrider.shared.stream_key import stream_key
+from outrider.shared.sampling_params import Grammar, GrammarKind, SamplingParams, SpeculationMode, stream_key
 from tests.drafting.other_vocabularies import (
     DEMO_TARGET,
     renamed_demo_draft,

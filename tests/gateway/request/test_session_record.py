@@ -13,8 +13,14 @@ from outrider.gateway.request.types import ValidRequest
 from outrider.gateway.tool_calls.plan import OutputPlan
 from outrider.shared.errors import InternalError, Unavailable
 from outrider.shared.request_params import Speculation
-from outrider.shared.sampling_params import Grammar, GrammarKind, SamplingParams, SpeculationMode, ThinkingBudget
-from outrider.shared.stream_key import stream_key
+from outrider.shared.sampling_params import (
+    Grammar,
+    GrammarKind,
+    SamplingParams,
+    SpeculationMode,
+    ThinkingBudget,
+    stream_key,
+)
 from outrider.v1 import common_pb2, log_pb2
 
 PARAMS = SamplingParams(

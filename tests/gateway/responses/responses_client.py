@@ -11,7 +11,7 @@ import httpx
 import openai
 from gateway_script import ScriptedService
 
-from outrider.gateway.admission.admission import Admission
+from outrider.gateway.admission.auth import Admission
 from outrider.gateway.servers.http.app import create_app
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

@@ -13,7 +13,7 @@ from responses_client import CALLS, PARAMETERS, TOOLS, answer, openai_client, po
 from tool_forms import HERMES
 from tool_tokenizers import tokenizer_of
 
-from outrider.gateway.admission.admission import Admission
+from outrider.gateway.admission.auth import Admission
 from outrider.gateway.request.served import RequestLimits
 from outrider.shared.api_keys import KeyRing, key_line
 

@@ -11,7 +11,7 @@ import redis.asyncio as aioredis
 from gateway_script import Script, ScriptedService
 from responses_client import CALLS, TOOLS, blocks_of, openai_client, post
 
-from outrider.gateway.admission.admission import Admission
+from outrider.gateway.admission.auth import Admission
 from outrider.gateway.responses.store import ResponseStore
 from outrider.shared.api_keys import KeyRing, key_line
 from outrider.shared.errors import GatewayFull, QuotaExceeded, UnknownSession
