@@ -73,6 +73,11 @@ class Form:
 def check_receipt(receipt: Receipt, served: Served) -> None:
     """Checks what a receipt asks for as a request is checked: it comes from anywhere. Raises InvalidRequest."""
     model, limits, requests = served.model, served.limits, receipt.record.prepared.requests
+    there, here = receipt.record.prepared.options.tokenizer, served.tokenizer.digest
+    if there not in ("", here):
+        raise InvalidRequest(
+            f"receipt: its tokens are of a tokenizer with digest {there}, those here of {here}", param="receipt"
+        )
     if receipt.record.num_choices > limits.max_sequences:
         raise InvalidRequest(
             f"receipt: it has {receipt.record.num_choices} choices, the most is {limits.max_sequences}", param="receipt"

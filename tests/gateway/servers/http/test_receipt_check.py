@@ -15,6 +15,7 @@ from gateway_script import ScriptedService
 
 from outrider.gateway.fleet.view import FleetView, VerifierView
 from outrider.gateway.openai.receipt import Receipt
+from outrider.gateway.request.tokenizer import Tokenizer
 from outrider.gateway.servers.http.app import create_app
 from tests.gateway.asgi_call import AsgiCall
 
@@ -36,6 +37,14 @@ async def answered(http: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
 def of_kind(answer: dict[str, Any], numerics: str) -> dict[str, Any]:
     receipt = Receipt.parse(answer["receipt"])
     record = dataclasses.replace(receipt.record, numerics=numerics)
+    return {**answer, "receipt": dict(dataclasses.replace(receipt, record=record).body())}
+
+
+def of_tokenizer(answer: dict[str, Any], digest: str) -> dict[str, Any]:
+    receipt = Receipt.parse(answer["receipt"])
+    prepared = receipt.record.prepared
+    prepared = dataclasses.replace(prepared, options=dataclasses.replace(prepared.options, tokenizer=digest))
+    record = dataclasses.replace(receipt.record, prepared=prepared)
     return {**answer, "receipt": dict(dataclasses.replace(receipt, record=record).body())}
 
 
@@ -134,6 +143,21 @@ async def test_other_numerics_are_refused_by_name(http: httpx.AsyncClient, servi
     assert (await http.post("/v1/receipts/verify", json=answer)).json()["confirmed"]
     (request,) = service.requests
     assert [start.numerics for start in request.starts] == [OTHER]
+
+
+async def test_another_tokenizer_is_refused_by_name(
+    http: httpx.AsyncClient, service: ScriptedService, tokenizer: Tokenizer
+) -> None:
+    answer = await answered(http)
+    assert answer["receipt"]["tokenizer"] == tokenizer.digest
+    service.requests.clear()
+    reply = await http.post("/v1/receipts/verify", json=of_tokenizer(answer, "0123456789abcdef"))
+    assert reply.status_code == 400
+    assert "0123456789abcdef" in reply.json()["error"]["message"]
+    assert tokenizer.digest in reply.json()["error"]["message"]
+    assert not service.requests
+    unsaid = of_tokenizer(answer, "")  # of a gateway before receipts said it
+    assert (await http.post("/v1/receipts/verify", json=unsaid)).json()["confirmed"]
 
 
 async def test_the_work_ends_when_the_client_leaves(http: httpx.AsyncClient, service: MixedService) -> None:
