@@ -101,13 +101,14 @@ async def redrawn(
     generate: Generate,
     tokenizer: Tokenizer,
     *,
+    num_ahead: int = MAX_SPECULATIVE_TOKENS,
     owner: str = "",
     caller: str = "",
 ) -> Verification:
     """Draws a checked receipt's tokens again, and has what the answer has besides its receipt compared.
 
-    owner, caller: as in ValidRequest. Raises InvalidRequest for a receipt from which no answer can be made, and what
-    `generate` raises.
+    num_ahead: tokens that a forward may confirm besides one. owner, caller: as in ValidRequest. Raises InvalidRequest
+    for a receipt from which no answer can be made, and what `generate` raises.
     """
     unseeded = receipt.unseeded_choice()
     if unseeded is not None:
@@ -128,7 +129,7 @@ async def redrawn(
         request = replace(
             asked,
             request_id=f"receipt-{secrets.token_hex(16)}",  # its own may be in use
-            speculation=Speculation(method="ngram", num_speculative_tokens=MAX_SPECULATIVE_TOKENS),
+            speculation=Speculation(method="ngram", num_speculative_tokens=num_ahead),
             predicted_token_ids=claimed[: asked.sampling_params.max_tokens],
             owner=owner,
             caller=caller,

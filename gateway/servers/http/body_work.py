@@ -39,9 +39,8 @@ class BodyWork:
 
     async def kept(self, request: Request) -> bytes:
         """Reads the body, which counts until the request has ended."""
-        return await read_body(
-            request, self._service.limits.max_body_bytes, caller_of(request).held or Held(self._bodies)
-        )
+        held = caller_of(request).held or Held(BodyBudget())
+        return await read_body(request, self._service.limits.max_body_bytes, held)
 
     async def aside(self, work: Callable[[], T], num_bytes: int) -> T:
         """Runs `work` on num_bytes of a body on a thread, in its turn."""

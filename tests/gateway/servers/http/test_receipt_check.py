@@ -12,7 +12,9 @@ from typing import Any
 import httpx
 import pytest
 from gateway_script import ScriptedService
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from outrider.gateway.admission.auth import Caller, put_caller
 from outrider.gateway.fleet.view import FleetView, VerifierView
 from outrider.gateway.openai.receipt import Receipt
 from outrider.gateway.request.tokenizer import Tokenizer
@@ -158,6 +160,36 @@ async def test_another_tokenizer_is_refused_by_name(
     assert not service.requests
     unsaid = of_tokenizer(answer, "")  # of a gateway before receipts said it
     assert (await http.post("/v1/receipts/verify", json=unsaid)).json()["confirmed"]
+
+
+def called_by(owner: str, app: ASGIApp) -> ASGIApp:
+    async def called(scope: Scope, receive: Receive, send: Send) -> None:
+        put_caller(scope, Caller(owner))
+        await app(scope, receive, send)
+
+    return called
+
+
+async def test_receipts_of_one_caller_are_drawn_one_at_a_time(
+    http: httpx.AsyncClient, service: ScriptedService
+) -> None:
+    answer = await answered(http)
+    service.script.delay_s = 3600.0
+    app = create_app(service)
+    calls = [AsgiCall(called_by("one", app), "/v1/receipts/verify", answer) for _ in range(3)]
+    for call in calls:
+        call.start()
+    while not service.num_open:  # noqa: ASYNC110 only asking tells
+        await asyncio.sleep(0.001)
+    service.script.delay_s = 0.0
+    other = httpx.ASGITransport(app=called_by("other", app))
+    async with httpx.AsyncClient(transport=other, base_url="http://test") as neighbour:
+        assert (await neighbour.post("/v1/receipts/verify", json=answer)).json()["confirmed"]
+    assert service.num_open == 1
+    for call in calls:
+        call.hang_up()
+    await asyncio.gather(*(call.task for call in calls if call.task is not None), return_exceptions=True)
+    assert service.num_open == 0
 
 
 async def test_the_work_ends_when_the_client_leaves(http: httpx.AsyncClient, service: MixedService) -> None:
