@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +17,7 @@ import typer
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from rich.console import Console
 
-from outrider.gateway.answers.check import Verification, check_receipt, redrawn
+from outrider.gateway.answers.check import Form, Verification, check_receipt, other_part, redrawn
 from outrider.gateway.answers.read import read_answer
 from outrider.gateway.openai.receipt import Receipt
 from outrider.gateway.openai.receipt_signature import load_public_key, signature_fault
@@ -48,8 +48,12 @@ class ReceiptVerifier(LLM):
         here, there = self.numerics, receipt.record.numerics
         if there is not None and here != there:
             return Verification(0, other_kind=f"the receipt is of a verifier of kind {there}, this one is {here}")
-        tokenizer = self._generation.tokenizer
-        return self._loop.run(redrawn(answer, receipt, self._generation.generate, tokenizer))
+
+        async def compare(made: Callable[[], Any]) -> str:
+            return other_part(made(), answer)
+
+        generation = self._generation
+        return self._loop.run(redrawn(receipt, Form.of(answer), compare, generation.generate, generation.tokenizer))
 
 
 def main(

@@ -8,10 +8,9 @@ Not here: whose weights these are (the caller compares numerics), reading an ans
 
 from __future__ import annotations
 
-import json
 import secrets
 import struct
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,6 +33,8 @@ _RESPONSE_PARTS = ("output", "status", "incomplete_details")
 _MESSAGE_PARTS = ("content", "stop_reason", "stop_sequence")
 
 Generate = Callable[[ValidRequest], AsyncGenerator[GenerationUpdate, None]]
+# Compares the answer that the given call makes of the drawn tokens with what was said; returns what differs.
+Compare = Callable[[Callable[[], Any]], Awaitable[str]]
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,26 @@ class Verification:
         return f"not confirmed: {self.wrong}" if self.wrong else f"confirmed: all {self.num_tokens} tokens"
 
 
+@dataclass(frozen=True)
+class Form:
+    """The form of an answer: is_bare: it is a receipt alone. is_stream: events, whether joined or not."""
+
+    is_bare: bool
+    is_stream: bool
+
+    @classmethod
+    def of(cls, answer: Mapping[str, Any]) -> Form:
+        return cls(answer.keys() == {"receipt"}, EVENTS in answer or answer.get("object") == "chat.completion.chunk")
+
+
 def check_receipt(receipt: Receipt, served: Served) -> None:
     """Checks what a receipt asks for as a request is checked: it comes from anywhere. Raises InvalidRequest."""
     model, limits, requests = served.model, served.limits, receipt.record.prepared.requests
+    there, here = receipt.record.prepared.options.tokenizer, served.tokenizer.digest
+    if there not in ("", here):
+        raise InvalidRequest(
+            f"receipt: its tokens are of a tokenizer with digest {there}, those here of {here}", param="receipt"
+        )
     if receipt.record.num_choices > limits.max_sequences:
         raise InvalidRequest(
             f"receipt: it has {receipt.record.num_choices} choices, the most is {limits.max_sequences}", param="receipt"
@@ -77,26 +95,26 @@ def check_receipt(receipt: Receipt, served: Served) -> None:
 
 
 async def redrawn(
-    answer: Mapping[str, Any],
     receipt: Receipt,
+    form: Form,
+    compare: Compare,
     generate: Generate,
     tokenizer: Tokenizer,
     *,
+    num_ahead: int = MAX_SPECULATIVE_TOKENS,
     owner: str = "",
     caller: str = "",
 ) -> Verification:
-    """Draws a checked receipt's tokens again, and compares what the answer has besides its receipt.
+    """Draws a checked receipt's tokens again, and has what the answer has besides its receipt compared.
 
-    owner, caller: as in ValidRequest. Raises InvalidRequest for a receipt from which no answer can be made, and what
-    `generate` raises.
+    num_ahead: tokens that a forward may confirm besides one. owner, caller: as in ValidRequest. Raises InvalidRequest
+    for a receipt from which no answer can be made, and what `generate` raises.
     """
     unseeded = receipt.unseeded_choice()
     if unseeded is not None:
         return Verification(0, wrong=f"choice {unseeded} has other noise than its seed's")
     record, num_confirmed = receipt.record, 0
     prepared = replace(record.prepared, options=replace(record.prepared.options, receipt=False))
-    is_bare = answer.keys() == {"receipt"}
-    is_stream = EVENTS in answer or answer.get("object") == "chat.completion.chunk"
     try:
         whole, stream = whole_answer(prepared, tokenizer), answer_stream(prepared, tokenizer)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -111,7 +129,7 @@ async def redrawn(
         request = replace(
             asked,
             request_id=f"receipt-{secrets.token_hex(16)}",  # its own may be in use
-            speculation=Speculation(method="ngram", num_speculative_tokens=MAX_SPECULATIVE_TOKENS),
+            speculation=Speculation(method="ngram", num_speculative_tokens=num_ahead),
             predicted_token_ids=claimed[: asked.sampling_params.max_tokens],
             owner=owner,
             caller=caller,
@@ -126,16 +144,19 @@ async def redrawn(
                         return Verification(num_confirmed, wrong=difference)
                     drawn += 1
                     num_confirmed += 1
-                if is_stream:
+                if form.is_stream:
                     events += stream.events(prompt, update)
-                elif not is_bare:
+                elif not form.is_bare:
                     whole.add(prompt, update)
         if drawn < len(claimed):
             return Verification(num_confirmed, wrong=f"choice {choice} ends after {drawn} tokens")
-    if is_bare:
+    if form.is_bare:
         return Verification(num_confirmed)
-    made: Any = read_answer((events + stream.end()).decode(), "the stream") if is_stream else whole.body()
-    return Verification(num_confirmed, wrong=_other_part(made, answer))
+
+    def made() -> Any:
+        return read_answer((events + stream.end()).decode(), "the stream") if form.is_stream else whole.body()
+
+    return Verification(num_confirmed, wrong=await compare(made))
 
 
 def _difference(tokenizer: Tokenizer, choice: int, place: int, claimed: tuple[int, ...], token_id: int) -> str:
@@ -146,15 +167,14 @@ def _difference(tokenizer: Tokenizer, choice: int, place: int, claimed: tuple[in
     return said + (f", not {shown(claimed[place])}" if place < len(claimed) else ", and the answer ends before it")
 
 
-def _other_part(made: Any, answer: Mapping[str, Any]) -> str:
+def other_part(made: Any, answer: Mapping[str, Any]) -> str:
     """Names the first part of the answer that its tokens do not make; empty: there is none."""
-    made = json.loads(json.dumps(made), parse_float=_as_on_the_wire)
     if EVENTS in made:
         return _other_entry(made[EVENTS], answer.get(EVENTS), "event")
     if "choices" in made:
         return _other_entry(made["choices"], answer.get("choices"), "choice")
     for name in _MESSAGE_PARTS if made.get("type") == "message" else _RESPONSE_PARTS:
-        if made[name] != answer.get(name):
+        if not _same(made[name], answer.get(name)):
             return f"its tokens make another {name}"
     return ""
 
@@ -166,7 +186,7 @@ def _other_entry(made: list[Any], entries: Any, kind: str) -> str:
         if not isinstance(other, Mapping):
             return f"{kind} {index} is no object"
         for name in sorted((one.keys() | other.keys()) - _NOT_MADE_OF_TOKENS):
-            if _comparable(one.get(name)) != _comparable(other.get(name)):
+            if not _same(_comparable(one.get(name)), _comparable(other.get(name))):
                 return f"{kind} {index}: its tokens make another {name}"
     return ""
 
@@ -178,7 +198,14 @@ def _comparable(part: Any) -> Any:
     return {name: value for name, value in part.items() if name not in _NOT_MADE_OF_TOKENS}
 
 
-def _as_on_the_wire(text: str) -> float:
-    """Log-probabilities travel between the services in 32 bits."""
-    number: float = struct.unpack("f", struct.pack("f", float(text)))[0]
-    return number
+def _same(made: Any, said: Any) -> bool:
+    """Returns whether a value that tokens make is what an answer says. Not by JSON of both: other threads would wait
+    for one long call of its parser.
+    """
+    if isinstance(made, Mapping):
+        return isinstance(said, Mapping) and made.keys() == said.keys() and all(_same(made[n], said[n]) for n in made)
+    if isinstance(made, list | tuple):
+        return isinstance(said, list) and len(made) == len(said) and all(map(_same, made, said))
+    if isinstance(made, float):  # log-probabilities travel between the services in 32 bits
+        made = struct.unpack("f", struct.pack("f", made))[0]
+    return bool(made == said)

@@ -188,11 +188,13 @@ class _Answer(TypedDict):
 class ReceiptBody(TypedDict):
     """What `outrider verify` needs, with the answer's choices, to draw every token again (receipt.py).
 
-    key_id, signature: of the server's key, if it has one (receipt_signature.py).
+    tokenizer: the digest of its tokens; "" is not said. key_id, signature: of the server's key, if it has one
+    (receipt_signature.py).
     """
 
     version: int
     numerics: str | None
+    tokenizer: str
     token_ids: list[list[int]]
     request: str
     key_id: NotRequired[str]

@@ -151,6 +151,7 @@ def _options(body: GenerationFields, served: Served, id_prefix: str, *, chat: bo
         return_tokens_as_token_ids=defaults.return_tokens_as_token_ids if tokens_as_ids is None else tokens_as_ids,
         annotate=body.speculation is not None and body.speculation.annotate,
         receipt=body.receipt,
+        tokenizer=served.tokenizer.digest if body.receipt else "",
     )
 
 

@@ -51,6 +51,7 @@ class Receipt:
         return {
             "version": RECEIPT_VERSION,
             "numerics": self.record.numerics,
+            "tokenizer": self.record.prepared.options.tokenizer,
             "token_ids": [list(output) for output in self.token_ids],
             "request": base64.b64encode(self.record.encode()).decode(),
         }

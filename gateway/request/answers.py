@@ -47,7 +47,7 @@ class AnswerOptions:
     (echo with max_tokens 0). output: how a chat's reasoning and tool calls are separated from its text; None: it is
     all text. response: for /v1/responses, what its answer says of the request. message: the answer is one of
     /v1/messages. fills_context: its max_tokens was cut to what the context has room for.
-    receipt: the answer has a receipt (openai/receipt.py).
+    receipt: the answer has a receipt (openai/receipt.py). tokenizer: then, Tokenizer.digest; "" in older ones.
     """
 
     answer_id: str
@@ -69,6 +69,7 @@ class AnswerOptions:
     message: bool = False
     fills_context: bool = False
     receipt: bool = False
+    tokenizer: str = ""
 
 
 @dataclass(frozen=True)

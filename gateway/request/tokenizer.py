@@ -6,6 +6,7 @@ special tokens a prompt gets (BOS). Not here: decoding a growing output (detoken
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -60,7 +61,9 @@ class Tokenizer:
         sources = (self.chat_template_source, self.tool_template_source)
         self._templates = {source: ChatTemplate(source, special_tokens) for source in sources if source}
         description = json.loads(backend.to_str())
-        self._bytes_per_token = _token_bytes_table(backend, description)
+        vocab = {token_id: token for token, token_id in backend.get_vocab(with_added_tokens=True).items()}
+        self.digest = _digest(vocab)
+        self._bytes_per_token = _token_bytes_table(vocab, description)
         # Characters of text per token at most; None if unbounded.
         self.most_chars_per_token = most_chars_per_token(description, self._bytes_per_token)
 
@@ -182,10 +185,14 @@ def chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
 # ---- bytes per token --------------------------------------------------------------------------------------------
 
 
-def _token_bytes_table(backend: tokenizers.Tokenizer, description: Mapping[str, Any]) -> dict[int, bytes] | None:
+def _digest(vocab: Mapping[int, str]) -> str:
+    """Returns a digest of all tokens by id, added ones too: with another, the same ids are another text."""
+    return hashlib.blake2b(json.dumps(sorted(vocab.items())).encode(), digest_size=8).hexdigest()
+
+
+def _token_bytes_table(vocab: Mapping[int, str], description: Mapping[str, Any]) -> dict[int, bytes] | None:
     """Returns each id's bytes, or None for decoders (WordPiece, BPE suffixes) that depend on a token's neighbours."""
     kinds = _decoder_kinds(description)
-    vocab = {token_id: token for token, token_id in backend.get_vocab(with_added_tokens=True).items()}
     if kinds == ["ByteLevel"]:
         alphabet = _byte_level_alphabet()
         return {token_id: _byte_level_bytes(token, alphabet) for token_id, token in vocab.items()}

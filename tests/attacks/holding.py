@@ -1,7 +1,7 @@
 """Attacks that hold places instead of costing work, and a neighbour's short requests while they hold them.
 
 Each opens more than the gateway has places for, of one key, and keeps it open: bodies that never end, responses in the
-background, gRPC calls without a message, at the gateway, the verifier and the drafter.
+background, gRPC calls without a message, at the gateway, the verifier and the drafter. Receipts do cost work.
 """
 
 from __future__ import annotations
@@ -153,6 +153,29 @@ async def _background_responses(stack: AttackedStack, attackers: Counter[str]) -
         attackers.update(f"cancelled {_outcome(answer)}" for answer in ended)
 
 
+@asynccontextmanager
+async def _receipts(stack: AttackedStack, attackers: Counter[str]) -> AsyncIterator[None]:
+    """One answer of half a megabyte, verified again and again on 32 connections."""
+    wanted = {"messages": [{"role": "user", "content": "A?"}], "max_tokens": 500, "ignore_eos": True, "receipt": True}
+    headers = {"content-type": "application/json"}
+    async with http_client(stack, stack.attacker_key) as http:
+        told = {"temperature": 1.0, "seed": 1, "logprobs": True, "top_logprobs": 20}
+        answer = (await http.post("/v1/chat/completions", json={**wanted, **told})).content
+
+        async def verify() -> None:
+            while True:
+                reply = await http.post("/v1/receipts/verify", content=answer, headers=headers)
+                is_confirmed = reply.status_code == httpx.codes.OK and reply.json()["confirmed"]
+                attackers["confirmed" if is_confirmed else str(reply.status_code)] += 1
+
+        verifying = [asyncio.create_task(verify()) for _ in range(32)]
+        await asyncio.sleep(1.0)  # all have been sent
+        yield
+        for task in verifying:
+            task.cancel()
+        await asyncio.gather(*verifying, return_exceptions=True)
+
+
 def _outcome(answer: httpx.Response | BaseException) -> str:
     return str(answer.status_code) if isinstance(answer, httpx.Response) else type(answer).__name__
 
@@ -200,6 +223,7 @@ HOLDS: dict[str, Hold] = {
     "515 half-sent bodies": _half_sent_bodies(515),
     "1,100 half-sent bodies": _half_sent_bodies(1100),
     "512 responses in the background": _background_responses,
+    "32 receipts at a time": _receipts,
     "900 gRPC calls without a message": _calls_without_a_message("/outrider.v1.Gateway/Generate", 900, _gateway),
     "900 health checks without a message": _calls_without_a_message("/grpc.health.v1.Health/Check", 900, _gateway),
     "2,000 of them on 8 connections": _calls_without_a_message("/outrider.v1.Gateway/Generate", 2000, _gateway, 8),

@@ -34,5 +34,8 @@ async def test_places_held_by_one_caller_are_not_the_neighbours(tmp_path: Path) 
         outcomes = await run_holds(stack, print)
     assert [outcome.name for outcome in outcomes] == list(HOLDS)
     assert [outcome for outcome in outcomes if outcome.refused] == []
+    [verified] = [outcome.attackers for outcome in outcomes if "receipts" in outcome.name]
+    assert verified["confirmed"] > 0
+    assert not verified["200"], "an answer of this fleet is not confirmed by it"
     [background] = [outcome.attackers for outcome in outcomes if "background" in outcome.name]
     assert background["cancelled 200"] == background["begun 200"] > 0

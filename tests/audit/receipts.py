@@ -45,11 +45,13 @@ from tests.e2e.e2e_pace import FEW_AHEAD, paced
 TARGET = MODELS / "demo-target"
 METHODS = ("draft_model", "ngram", "suffix", "auto", "off")
 # requests at once; of those whose verifier is killed, all are in their midst then
-WIDTH = 12
+WIDTH = 25
 # seconds; per reply of Redis: what a stream needs to be in its midst when the verifier is killed
 PAUSE_S = 0.02
-# Kinds and tokens of the answers whose cost is compared: those of the issue's estimate, with nothing but the model.
-_TIMED, _TIMED_TOKENS = ("greedy", "T = 1"), 128
+# Kinds, tokens and number of the answers whose cost is compared, with nothing but the model.
+_TIMED, _TIMED_TOKENS, _NUM_TIMED = ("greedy", "T = 1"), 128, 12
+# tokens of the others, unless their kind says more
+_TOKENS = 16
 # answers; between two tables of a long run
 _SHOWN_EVERY = 100
 NOTE = {
@@ -61,14 +63,15 @@ NOTE = {
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
     "T = 1": {"temperature": 1.0},
-    "grammar": {"temperature": 1.0, "structured_outputs": {"json": NOTE}},
+    "grammar": {"temperature": 1.0, "max_tokens": 64, "structured_outputs": {"json": NOTE}},
     "tools": {
         "temperature": 1.0,
+        "max_tokens": 64,
         "tools": [{"type": "function", "function": {"name": "note", "parameters": NOTE}}],
         "tool_choice": "required",
         "parallel_tool_calls": False,
     },
-    "killed verifier": {"temperature": 1.0, "max_tokens": 200, "ignore_eos": True, "stream": True},
+    "killed verifier": {"temperature": 1.0, "max_tokens": 96, "ignore_eos": True, "stream": True},
 }
 
 
@@ -107,7 +110,9 @@ def request(kind: str, number: int) -> dict[str, Any]:
     prompt = {"messages": [{"role": "user", "content": text}]} if kind == "tools" else {"prompt": text}
     method = METHODS[number % len(METHODS)]
     speculation = {"method": method} if method in ("auto", "off") else {"method": method, "num_speculative_tokens": 4}
-    return {**prompt, "seed": number, "max_tokens": 128, "speculation": speculation, "receipt": True, **KINDS[kind]}
+    num_tokens = _TIMED_TOKENS if number < _NUM_TIMED and kind in _TIMED else _TOKENS
+    asked = {"seed": number, "max_tokens": num_tokens, "speculation": speculation, "receipt": True}
+    return {**prompt, **asked, **KINDS[kind]}
 
 
 async def ask(http: httpx.AsyncClient, body: dict[str, Any], pieces: list[str]) -> dict[str, Any]:
@@ -230,6 +235,10 @@ class Table:
     def _count(self, name: str, outcome: str) -> None:
         self.counts.setdefault(name, Counter())[outcome] += 1
 
+    def add_all(self, cases: list[Case]) -> None:
+        for case in cases:
+            self.add(case)
+
     def add(self, case: Case) -> None:
         answer, started = case.answer, time.process_time()
         found = self._right.verify(answer)
@@ -287,8 +296,7 @@ def _found(verification: Verification) -> str:
 async def count(num_answers: int, table: Table, folder: Path) -> None:
     started, num_seen = time.monotonic(), 0
     async for cases in collect(num_answers, folder):
-        for case in cases:
-            await asyncio.to_thread(table.add, case)
+        await asyncio.to_thread(table.add_all, cases)
         num_seen += len(cases)
         print(f"{time.monotonic() - started:.0f} s: {num_seen} of {num_answers} answers", flush=True)
         if not table.is_right or num_seen % _SHOWN_EVERY < len(cases):

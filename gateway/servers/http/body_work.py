@@ -37,6 +37,15 @@ class BodyWork:
                 return work(parsed)
             return await self._bodies.on_thread(lambda: work(parse_json(body)), len(body))
 
+    async def kept(self, request: Request) -> bytes:
+        """Reads the body, which counts until the request has ended."""
+        held = caller_of(request).held or Held(BodyBudget())
+        return await read_body(request, self._service.limits.max_body_bytes, held)
+
+    async def aside(self, work: Callable[[], T], num_bytes: int) -> T:
+        """Runs `work` on num_bytes of a body on a thread, in its turn."""
+        return await self._bodies.on_thread(work, num_bytes)
+
     async def answered(self, request: Request, work: Callable[[object], Mapping[str, object]]) -> Response:
         """Returns `work` on the body's JSON, as JSON; a long answer counts until it is sent."""
         answer = await self.parsed(request, lambda body: LongJson(work(body)), ANSWER_RATIO)

@@ -5,13 +5,14 @@ script; that tokens are drawn as before is tested with real ones (tests/e2e/apis
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
 from gateway_script import ScriptedService
 
-from outrider.gateway.answers.check import redrawn
+from outrider.gateway.answers.check import Form, other_part, redrawn
 from outrider.gateway.answers.read import read_answer
 from outrider.gateway.openai.receipt import Receipt
 from outrider.gateway.request.answers import AnswerKind
@@ -40,8 +41,11 @@ async def answered(http: httpx.AsyncClient, name: str, *, stream: bool) -> dict[
 
 
 async def found(service: ScriptedService, answer: dict[str, Any]) -> str:
+    async def compare(made: Callable[[], Any]) -> str:
+        return other_part(made(), answer)
+
     receipt = Receipt.parse(answer["receipt"])
-    return (await redrawn(answer, receipt, service.generate, service.tokenizer)).conclusion
+    return (await redrawn(receipt, Form.of(answer), compare, service.generate, service.tokenizer)).conclusion
 
 
 def texts(part: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

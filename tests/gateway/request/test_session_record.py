@@ -97,6 +97,7 @@ OPTIONS = AnswerOptions(
     message=True,
     fills_context=True,
     receipt=True,
+    tokenizer="0123456789abcdef",
 )
 
 

@@ -76,6 +76,14 @@ def test_token_bytes_of_byte_fallback_join_to_the_text(text: str) -> None:
     assert data == (" " + text).encode() if text else data == b""
 
 
+def test_a_digest_is_that_of_all_tokens() -> None:
+    backend = byte_fallback_backend()
+    digest = Tokenizer(backend, {}, None).digest
+    assert Tokenizer(byte_fallback_backend(), {"bos_token": "<s>"}, "{{ 1 }}").digest == digest
+    backend.add_special_tokens(["<one more>"])
+    assert Tokenizer(backend, {}, None).digest != digest
+
+
 def test_post_processor_decides_on_bos() -> None:
     tokenizer = byte_fallback_tokenizer()
     assert tokenizer.encode("Hello")[0] == 1

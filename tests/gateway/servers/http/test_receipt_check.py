@@ -12,9 +12,12 @@ from typing import Any
 import httpx
 import pytest
 from gateway_script import ScriptedService
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from outrider.gateway.admission.auth import Caller, put_caller
 from outrider.gateway.fleet.view import FleetView, VerifierView
 from outrider.gateway.openai.receipt import Receipt
+from outrider.gateway.request.tokenizer import Tokenizer
 from outrider.gateway.servers.http.app import create_app
 from tests.gateway.asgi_call import AsgiCall
 
@@ -36,6 +39,14 @@ async def answered(http: httpx.AsyncClient, **fields: Any) -> dict[str, Any]:
 def of_kind(answer: dict[str, Any], numerics: str) -> dict[str, Any]:
     receipt = Receipt.parse(answer["receipt"])
     record = dataclasses.replace(receipt.record, numerics=numerics)
+    return {**answer, "receipt": dict(dataclasses.replace(receipt, record=record).body())}
+
+
+def of_tokenizer(answer: dict[str, Any], digest: str) -> dict[str, Any]:
+    receipt = Receipt.parse(answer["receipt"])
+    prepared = receipt.record.prepared
+    prepared = dataclasses.replace(prepared, options=dataclasses.replace(prepared.options, tokenizer=digest))
+    record = dataclasses.replace(receipt.record, prepared=prepared)
     return {**answer, "receipt": dict(dataclasses.replace(receipt, record=record).body())}
 
 
@@ -134,6 +145,51 @@ async def test_other_numerics_are_refused_by_name(http: httpx.AsyncClient, servi
     assert (await http.post("/v1/receipts/verify", json=answer)).json()["confirmed"]
     (request,) = service.requests
     assert [start.numerics for start in request.starts] == [OTHER]
+
+
+async def test_another_tokenizer_is_refused_by_name(
+    http: httpx.AsyncClient, service: ScriptedService, tokenizer: Tokenizer
+) -> None:
+    answer = await answered(http)
+    assert answer["receipt"]["tokenizer"] == tokenizer.digest
+    service.requests.clear()
+    reply = await http.post("/v1/receipts/verify", json=of_tokenizer(answer, "0123456789abcdef"))
+    assert reply.status_code == 400
+    assert "0123456789abcdef" in reply.json()["error"]["message"]
+    assert tokenizer.digest in reply.json()["error"]["message"]
+    assert not service.requests
+    unsaid = of_tokenizer(answer, "")  # of a gateway before receipts said it
+    assert (await http.post("/v1/receipts/verify", json=unsaid)).json()["confirmed"]
+
+
+def called_by(owner: str, app: ASGIApp) -> ASGIApp:
+    async def called(scope: Scope, receive: Receive, send: Send) -> None:
+        put_caller(scope, Caller(owner))
+        await app(scope, receive, send)
+
+    return called
+
+
+async def test_receipts_of_one_caller_are_drawn_one_at_a_time(
+    http: httpx.AsyncClient, service: ScriptedService
+) -> None:
+    answer = await answered(http)
+    service.script.delay_s = 3600.0
+    app = create_app(service)
+    calls = [AsgiCall(called_by("one", app), "/v1/receipts/verify", answer) for _ in range(3)]
+    for call in calls:
+        call.start()
+    while not service.num_open:  # noqa: ASYNC110 only asking tells
+        await asyncio.sleep(0.001)
+    service.script.delay_s = 0.0
+    other = httpx.ASGITransport(app=called_by("other", app))
+    async with httpx.AsyncClient(transport=other, base_url="http://test") as neighbour:
+        assert (await neighbour.post("/v1/receipts/verify", json=answer)).json()["confirmed"]
+    assert service.num_open == 1
+    for call in calls:
+        call.hang_up()
+    await asyncio.gather(*(call.task for call in calls if call.task is not None), return_exceptions=True)
+    assert service.num_open == 0
 
 
 async def test_the_work_ends_when_the_client_leaves(http: httpx.AsyncClient, service: MixedService) -> None:
