@@ -63,8 +63,8 @@ _SIZES: dict[str, Any] = {
     "qk_nope_head_dim": 12,
     "qk_rope_head_dim": 8,
     "qk_head_dim": 20,
-    "index_head_dim": 8,
-    "index_n_heads": 2,
+    "index_head_dim": 16,
+    "index_n_heads": 8,  # with few, many keys score 0, and transformers' choice of equal ones is its own
     "index_topk": 4,
     "hidden_size_per_layer_input": 8,
     "linear_num_key_heads": 2,

@@ -309,7 +309,7 @@ _LAGUNA = partial(
     layer_types=["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
     sliding_window=64,
 )
-_GLM_DSA = partial(only_config, model_type="glm_moe_dsa", architectures=["GlmMoeDsaForCausalLM"], vocab_size=8)
+_GLM_DSA = partial(mtp_target, "glm_moe_dsa")
 _DEEPSEEK_V4 = partial(only_config, model_type="deepseek_v4", architectures=["DeepseekV4ForCausalLM"], vocab_size=8)
 _FP8 = "fp8-block"
 PUBLISHED: dict[str, Write] = {
@@ -362,9 +362,9 @@ PUBLISHED: dict[str, Write] = {
     "tencent/Hy3-preview": partial(mtp_target, "hy_v3"),
     "zai-org/GLM-4.5-FP8": partial(packed, partial(mtp_target, "glm4_moe"), "ct-fp8"),
     "zai-org/GLM-4.7-FP8": partial(packed, partial(mtp_target, "glm4_moe"), "ct-fp8"),
-    "zai-org/GLM-5-FP8": _GLM_DSA,
-    "zai-org/GLM-5.1-FP8": _GLM_DSA,
-    "zai-org/GLM-5.2-FP8": _GLM_DSA,
+    "zai-org/GLM-5-FP8": partial(packed, _GLM_DSA, _FP8),
+    "zai-org/GLM-5.1-FP8": partial(packed, _GLM_DSA, _FP8),
+    "zai-org/GLM-5.2-FP8": partial(packed, _GLM_DSA, _FP8),
     "RedHatAI/GLM-5.2-speculator.dspark": partial(dflash, hidden=48, layers=(0, 2), speculators=True),
     "zai-org/GLM-OCR": partial(mtp_target, "glm_ocr"),
 }
