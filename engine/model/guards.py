@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig
 
 from outrider.engine.attention.layer import AttentionProbe, PagedContext, UnsupportedAttention
@@ -70,7 +71,7 @@ def read_config(path: str) -> Any:
     """Reads the checkpoint's config; refuses checkpoints with their own code or quantised weights that are not read."""
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
         raise ModelRefused(
             path,
             f"its config cannot be read: {error}",

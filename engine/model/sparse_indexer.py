@@ -92,6 +92,9 @@ def require_sizes(path: str, config: Any) -> None:
     for name, value in found.items():
         if not isinstance(value, int) or value < least[name]:
             raise ModelRefused(path, f"{name} of its config.json is {value}; it must be at least {least[name]}")
+    kinds, num_layers = getattr(config, "indexer_types", None), config.num_hidden_layers
+    if kinds is not None and len(kinds) != num_layers:
+        raise ModelRefused(path, f"indexer_types of its config.json lists {len(kinds)} of {num_layers} layers")
     rotated, key_dim = getattr(config, "qk_rope_head_dim", None), config.index_head_dim
     if not isinstance(rotated, int) or not 0 < rotated <= key_dim or rotated % 2:
         cause = f"qk_rope_head_dim of its config.json is {rotated}, and index_head_dim {key_dim}"
