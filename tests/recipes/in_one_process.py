@@ -53,8 +53,8 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Serving:
-    """client: of the gateway. methods: of the verifier for drafts. needs_one_rank: the target has recurrent layers or an
-    indexer."""
+    """client: of the gateway. methods: of the verifier for drafts. needs_one_rank: of a target with an indexer or
+    recurrent layers."""
 
     client: httpx.AsyncClient
     methods: tuple[str, ...]

@@ -54,7 +54,7 @@ def write_published(repo: str, folder: Path, reasoning_parser: str, tool_call_pa
 
 
 def mtp_target(family: str, folder: Path, **changes: Any) -> None:
-    save_mtp_target(family, folder, vocab_size=VOCAB, max_position_embeddings=CONTEXT, **changes)
+    save_mtp_target(family, folder, vocab_size=VOCAB, **{"max_position_embeddings": CONTEXT} | changes)
 
 
 def with_images(write: Write, model_type: str, class_name: str, folder: Path) -> None:
@@ -379,7 +379,7 @@ PUBLISHED: dict[str, Write] = {
     "zai-org/GLM-4.7-FP8": partial(packed, partial(mtp_target, "glm4_moe"), "ct-fp8"),
     "zai-org/GLM-5-FP8": partial(packed, _GLM_DSA, _FP8),
     "zai-org/GLM-5.1-FP8": partial(packed, _GLM_DSA, _FP8),
-    "zai-org/GLM-5.2-FP8": partial(packed, _GLM_DSA, _FP8),
-    "RedHatAI/GLM-5.2-speculator.dspark": partial(dspark, hidden=32, layers=(0, 1)),
+    "zai-org/GLM-5.2-FP8": partial(packed, partial(_GLM_DSA, max_position_embeddings=1_048_576), _FP8),
+    "RedHatAI/GLM-5.2-speculator.dspark": partial(dspark, hidden=32, layers=(0,)),
     "zai-org/GLM-OCR": partial(mtp_target, "glm_ocr"),
 }

@@ -29,7 +29,7 @@ def test_the_table_is_what_the_engine_says() -> None:
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({"model_type": "deepseek_v32"}, "layers of type indexed_attention choose which tokens"),
+        ({"model_type": "hy_v4"}, "layers of type indexed_attention choose which tokens"),
         ({"model_type": "paligemma"}, "model type 'paligemma' is multimodal, and its text part is not served"),
         ({"model_type": "bloom"}, "does not route its attention through transformers' attention interface"),
         ({"model_type": "whisper"}, "WhisperForCausalLM is an encoder-decoder model"),
