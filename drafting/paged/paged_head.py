@@ -72,7 +72,7 @@ class PagedModule:
         decoder = head.config.decoder
         head.to(self.device)
         pack_linears(head, ops, dtype, self.device)
-        adapt_indexers(decoder.name_or_path or type(head).__name__, head, ops)
+        adapt_indexers(type(head).__name__, head, ops)
         keep_latents(head, ops, max_positions=decoder.max_position_embeddings, probe=self._probe)
         shapes = _layer_shapes(head, ops, self._probe)
         number_attention_layers(head, shapes)
