@@ -184,5 +184,5 @@ def _bits(plan: _Plan, history: History) -> list[torch.Tensor]:
                 logits[position] = logits_of_row[row].clone()
     blocks = torch.tensor([slots[position] // cache.block_size for position in range(plan.length)])
     offsets = torch.tensor([slots[position] % cache.block_size for position in range(plan.length)])
-    stored = [part[blocks, :, offsets] for layer in cache.layers for tensor in layer for part in parts_of(tensor)]
+    stored = [part[blocks, :, offsets] for pair in cache.parts() for tensor in pair for part in parts_of(tensor)]
     return [torch.stack([logits[position] for position in range(plan.num_prompt, plan.length)]), *stored]

@@ -89,9 +89,11 @@ _STEP = _after_layers("transformer.shared_head.norm") | {LM_HEAD: "model.layers.
 _BLOCKS = frozenset({"full_attention", "moe", "mlp"})
 _FULL_ATTENTION = {"layer_types": ["full_attention"]}
 _DENSE = {"mlp_layer_types": ["dense"]}
+_INDEXED = {"layer_types": ["indexed_attention"], "mlp_layer_types": ["sparse"]}
 # Maps the model_type of the text model's config, like MTP_NAMES.
 FAMILIES = {
     "deepseek_v3": MtpFamily(_DEEPSEEK, {"first_k_dense_replace": 0}),
+    "deepseek_v32": MtpFamily(_DEEPSEEK, _INDEXED, is_written=False),  # its indexer is not trained
     "ernie4_5_moe": MtpFamily(_ERNIE, {"moe_layer_start_index": 1, "moe_layer_end_index": 1}),  # a dense layer
     "exaone_moe": MtpFamily(
         _QWEN,
@@ -101,6 +103,11 @@ FAMILIES = {
     ),
     "glm4_moe": MtpFamily(_DEEPSEEK, {"first_k_dense_replace": 0}),
     "glm4_moe_lite": MtpFamily(_DEEPSEEK, {"mlp_layer_types": ["sparse"]}),
+    "glm_moe_dsa": MtpFamily(
+        _DEEPSEEK,
+        _INDEXED | {"indexer_types": ["full"]},
+        is_written=False,  # its indexer is not trained
+    ),
     "glm_ocr_text": MtpFamily(
         {ours: theirs.replace("model.", "model.language_model.", 1) for ours, theirs in _DEEPSEEK.items()},
         is_written=False,  # its settings are nested

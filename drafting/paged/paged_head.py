@@ -20,6 +20,7 @@ from outrider.engine.model.lean.make_lean import make_lean
 from outrider.engine.model.lean.module_calls import Probe
 from outrider.engine.model.quantised.pack_linears import pack_linears
 from outrider.engine.model.row_invariance import make_row_invariant
+from outrider.engine.model.sparse_indexer import adapt_indexers
 from outrider.engine.run.cpu_graphs import RecordedForwards
 from outrider.engine.run.cuda_graphs import GraphedForwards, to_device
 
@@ -71,6 +72,7 @@ class PagedModule:
         decoder = head.config.decoder
         head.to(self.device)
         pack_linears(head, ops, dtype, self.device)
+        adapt_indexers(type(head).__name__, head, ops)
         keep_latents(head, ops, max_positions=decoder.max_position_embeddings, probe=self._probe)
         shapes = _layer_shapes(head, ops, self._probe)
         number_attention_layers(head, shapes)

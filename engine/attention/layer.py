@@ -15,6 +15,7 @@ import torch
 from transformers import AttentionInterface
 
 from outrider.engine.attention.batch import ForwardBatch
+from outrider.engine.attention.choice import EVERYTHING, INDEX_DIM, Choice, by_slot, choose
 from outrider.engine.attention.latent import LATENT_HEADS, LatentHeads
 from outrider.engine.attention.ops import AttentionOps, LayerShape
 from outrider.engine.attention.paged_kv import PagedKVCache
@@ -90,6 +91,7 @@ class AttentionProbe:
         self.layers[layer_idx] = LayerShape(
             name, query.shape[1], key.shape[1], key.shape[3], value.shape[3],
             scoring.sliding_window, scoring.chunk_size, values_in_keys=hasattr(module, LATENT_HEADS),
+            index_dim=getattr(module, INDEX_DIM, 0),
         )  # fmt: skip
         return query.new_zeros((1, query.shape[2], query.shape[1], value.shape[3]))
 
@@ -116,12 +118,35 @@ class PagedContext:
         return self.states.layers[state_idx], self.batch.recurrent
 
 
+@dataclass(frozen=True)
+class IndexerCall:
+    """Stands in for the mask that transformers slices and gives to an attention module's indexer."""
+
+    paged: PagedContext
+    layer_idx: int
+
+    def __getitem__(self, _part: object) -> IndexerCall:
+        return self
+
+    def choose(self, query: torch.Tensor, weights: torch.Tensor, key: torch.Tensor, num_chosen: int) -> Choice:
+        """Writes the indexer's key [T, D], then chooses for query [T, H, D] and weights [T, H], both fp32."""
+        paged = self.paged
+        batch, cache, index_scores = paged.batch, paged.cache, paged.ops.index_scores
+        if paged.probe is not None:
+            return EVERYTHING
+        if batch is None or cache is None or index_scores is None:
+            raise EngineError("an indexer needs a batch, a cache and a backend that scores keys")
+        index_cache, rows = cache.index_keys[self.layer_idx], key.to(cache.dtype)[:, None]
+        paged.ops.kv_write(rows, rows, index_cache, index_cache, batch.slot_mapping)
+        return choose(query, weights, index_cache, batch.attention_tables, num_chosen, index_scores)
+
+
 def paged_attention_hook(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    attention_mask: torch.Tensor | IndexerCall | None,
     *,
     scaling: float,
     paged: PagedContext,
@@ -130,12 +155,14 @@ def paged_attention_hook(
     s_aux: torch.Tensor | None = None,
     chunk_size: int | None = None,
     query_scales: torch.Tensor | None = None,
+    indices: Choice | torch.Tensor | None = None,
     **other_arguments: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attends query [1, Hq, T, D] to key and value [1, Hkv, T, D], rotated; returns ([1, T, Hq, Dv], None).
 
     `scaling` and `paged` have no default: a model that does not forward its keyword arguments must fail. chunk_size and
-    query_scales, fp32 [1, T], come from engine/model/llama4; no transformers model passes them.
+    query_scales, fp32 [1, T], come from engine/model/llama4; no transformers model passes them. indices: the choice of
+    our indexer (engine/model/sparse_indexer).
     """
     scoring = Scoring(scaling, sliding_window, softcap, s_aux, chunk_size)
     if query_scales is not None:
@@ -143,14 +170,18 @@ def paged_attention_hook(
     heads: LatentHeads | None = getattr(module, LATENT_HEADS, None)
     if heads is not None:
         query = heads.absorb(query)
+    choice = indices if isinstance(indices, Choice) else EVERYTHING
     if paged.probe is not None:
-        attended = paged.probe.record(module, (query, key, value), attention_mask, scoring, other_arguments)
+        mask = None if isinstance(attention_mask, IndexerCall) else attention_mask
+        others = other_arguments | ({} if indices is choice else {"indices": indices})
+        attended = paged.probe.record(module, (query, key, value), mask, scoring, others)
     else:
         attended = attend(
             paged,
             int(module.layer_idx),  # type: ignore[arg-type]
             (query[0].transpose(0, 1), key[0].transpose(0, 1), value[0].transpose(0, 1)),
             scoring,
+            choice,
         )[None]
     return (attended if heads is None else heads.expand(attended)), None
 
@@ -160,6 +191,7 @@ def attend(
     layer_idx: int,
     tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     scoring: Scoring,
+    choice: Choice = EVERYTHING,
 ) -> torch.Tensor:
     """Writes key [T, Hkv, D] and value [T, Hkv, Dv], then attends query [T, Hq, D]; returns [T, Hq, Dv]."""
     batch, cache = paged.batch, paged.cache
@@ -168,9 +200,13 @@ def attend(
     query, key, value = tensors
     key_cache, value_cache = cache.layers[layer_idx]
     paged.ops.kv_write(key, value, key_cache, value_cache, batch.slot_mapping)
+    tables, plans = batch.attention_tables, paged.plans
+    if choice.tables is not None:
+        tables, plans = choice.tables, choice.plans
+        key_cache, value_cache = by_slot(key_cache), by_slot(value_cache)
     attention: Callable[..., torch.Tensor] = paged.ops.paged_attention
-    plans = {"plans": paged.plans} if paged.ops.takes_plans else {}
-    return attention(query, key_cache, value_cache, batch.attention_tables, scoring, **plans)
+    kept = {"plans": plans} if paged.ops.takes_plans else {}
+    return attention(query, key_cache, value_cache, tables, scoring, **kept)
 
 
 def register_attention() -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from outrider.engine.errors import BackendUnavailable
+from outrider.kernels.index_scores.reference import IndexScores
 from outrider.kernels.paged_attention.arguments import PagedAttention
 
 ATTENTION_BACKENDS = ("auto", "cpu", "reference", "triton")
@@ -28,16 +29,18 @@ class LayerShape:
     sliding_window: int | None
     chunk_size: int | None = None
     values_in_keys: bool = False  # a value is the first value_dim elements of its key: one tensor holds both
+    index_dim: int = 0  # elements of its indexer's key, cached beside it; 0: it has no indexer
 
 
 @dataclass(frozen=True)
 class AttentionOps:
-    """The three kernels of one backend."""
+    """The kernels of one backend. index_scores: None if it has none."""
 
     backend: str
     paged_attention: PagedAttention
     kv_write: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
     kv_move: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
+    index_scores: IndexScores | None = None
     takes_plans: bool = False  # paged_attention has the keyword `plans` (see kernels/paged_attention/cpu)
 
     @property
@@ -61,6 +64,7 @@ def resolve_attention_ops(backend: str, device: torch.device) -> AttentionOps:
     if backend == "triton":
         return _triton_ops(device)
     if backend == "reference":
+        from outrider.kernels.index_scores.reference import index_scores as score_in_torch
         from outrider.kernels.kv_write import reference as write_kernels
         from outrider.kernels.paged_attention import reference as attention_kernels
 
@@ -69,7 +73,9 @@ def resolve_attention_ops(backend: str, device: torch.device) -> AttentionOps:
             attention_kernels.paged_attention,
             write_kernels.kv_write,
             write_kernels.kv_move,
+            score_in_torch,
         )
+    from outrider.kernels.index_scores.cpu import index_scores
     from outrider.kernels.kv_write.cpu import kv_move, kv_write
     from outrider.kernels.paged_attention.cpu import paged_attention
 
@@ -78,6 +84,7 @@ def resolve_attention_ops(backend: str, device: torch.device) -> AttentionOps:
         paged_attention,
         kv_write,
         kv_move,
+        index_scores,
         takes_plans=True,
     )
 

@@ -1,13 +1,14 @@
 """The paged KV cache: per layer, keys [num_blocks, num_kv_heads, block_size, key_dim] and values [..., value_dim].
 
-In a layer that caches latents, the values are a view of the keys. A slot is `block_id * block_size + offset`. With an
+In a layer that caches latents, the values are a view of the keys. A layer with an indexer (attention/choice) has that
+one's keys too. A slot is `block_id * block_size + offset`. With an
 8-bit dtype, keys and values are codes with their scales (kernels/kv_codes).
 Not here: block ownership (block_manager), writing and reading rows (kernels).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -44,6 +45,18 @@ class PagedKVCache:
         self.layers: list[tuple[torch.Tensor, torch.Tensor]] = [
             _layer(shape, (num_blocks, shape.num_kv_heads, block_size), dtype, device) for shape in layer_shapes
         ]
+        # By layer_idx, [num_blocks, 1, block_size, index_dim].
+        self.index_keys: dict[int, torch.Tensor] = {
+            layer: zeros((num_blocks, 1, block_size, shape.index_dim), dtype, device)
+            for layer, shape in enumerate(layer_shapes)
+            if shape.index_dim
+        }
+
+    def parts(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yields all that is cached, in pairs [num_blocks, heads, block_size, ...]; a pair may be one tensor twice."""
+        yield from self.layers
+        for keys in self.index_keys.values():
+            yield keys, keys
 
     def move(self, source_slots: torch.Tensor, target_slots: torch.Tensor) -> None:
         """Copies slots (int64 [N] each) in every layer; reads all sources before it writes any target."""
@@ -51,7 +64,7 @@ class PagedKVCache:
             return
         device = self.layers[0][0].device
         sources, targets = source_slots.to(device), target_slots.to(device)
-        for key_cache, value_cache in self.layers:
+        for key_cache, value_cache in self.parts():
             self._ops.kv_move(key_cache, value_cache, sources, targets)
 
 
@@ -60,8 +73,8 @@ def _layer(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Allocates the keys and values of one layer. places: (blocks, heads, slots of a block)."""
     if dtype in LARGEST_CODE:
-        if shape.values_in_keys:
-            raise ValueError(f"{shape.module_name} caches latents, which have no 8-bit codes")
+        if shape.values_in_keys or shape.index_dim:
+            raise ValueError(f"{shape.module_name} caches latents or an indexer's keys, which have no 8-bit codes")
         keys, values = (_codes(places, dim, dtype, device) for dim in (shape.key_dim, shape.value_dim))
         return keys, values
     keys = zeros((*places, shape.key_dim), dtype, device)
@@ -77,11 +90,11 @@ def _codes(places: tuple[int, int, int], dim: int, dtype: torch.dtype, device: t
 
 
 def bytes_per_block(layer_shapes: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> int:
-    """Returns the bytes of one block over all layers: keys and values, and the scales of codes."""
+    """Returns the bytes of one block over all layers: keys and values, the scales of codes, indexers' keys."""
     if dtype in LARGEST_CODE:
         dims = ((shape.num_kv_heads, dim) for shape in layer_shapes for dim in (shape.key_dim, shape.value_dim))
         return sum(num_heads * head_bytes(block_size, dim) for num_heads, dim in dims)
     own_values = (0 if shape.values_in_keys else shape.value_dim for shape in layer_shapes)
     pairs = zip(layer_shapes, own_values, strict=True)
-    per_token = sum(shape.num_kv_heads * (shape.key_dim + own) for shape, own in pairs)
+    per_token = sum(shape.num_kv_heads * (shape.key_dim + own) + shape.index_dim for shape, own in pairs)
     return per_token * block_size * dtype.itemsize

@@ -7,12 +7,14 @@ refuse. Not here: loading (load).
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig
 
 from outrider.engine.attention.layer import AttentionProbe, PagedContext, UnsupportedAttention
@@ -26,6 +28,8 @@ from outrider.shared.checkpoint.file_names import linked_parts, weight_files
 from outrider.shared.checkpoint.quantization import read_quantization, require_readable
 from outrider.shared.errors import ConfigError
 from outrider.shared.vllm_keys import KV_CACHE_DTYPES
+
+logger = logging.getLogger(__name__)
 
 # Maps vLLM's names to the dtype that the model computes in. No kernel computes in float16.
 _SERVED_DTYPES = {
@@ -42,6 +46,8 @@ _ATTENTION_LAYERS = frozenset({"full_attention", *_SIZES_IN_CONFIG})
 _SPARSE_LAYERS = frozenset(
     {"indexed_attention", "compressed_sparse_attention", "heavily_compressed_attention", "minimax_m3_sparse"}
 )
+# Models whose indexers are replaced by ours (sparse_indexer).
+_INDEXED = frozenset({"deepseek_v32", "dots3_note_text", "glm_moe_dsa"})
 _WITHOUT_ATTENTION = frozenset({"linear_attention", "conv", "mlp", "moe"})
 # Models whose recurrent modules are replaced by our mixers (recurrent/adapt); transformers' flag does not apply to
 # them.
@@ -65,7 +71,7 @@ def read_config(path: str) -> Any:
     """Reads the checkpoint's config; refuses checkpoints with their own code or quantised weights that are not read."""
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
         raise ModelRefused(
             path,
             f"its config cannot be read: {error}",
@@ -116,15 +122,19 @@ def resolve_dtype(path: str, config: Any, requested: str) -> torch.dtype:
 
 
 def resolve_kv_codes(path: str, config: Any, requested: str) -> torch.dtype | None:
-    """Returns the dtype of the KV cache's codes; None for "auto", a cache in the model's dtype. Needs no weights."""
+    """Returns the dtype of the KV cache's codes; None for a cache in the model's dtype. Needs no weights."""
     if requested not in KV_CACHE_DTYPES:
         choices = ", ".join(KV_CACHE_DTYPES)
         raise ModelRefused(path, f"kv_cache_dtype={requested!r} is not served", f"choose one of {choices}")
     if KV_CACHE_DTYPES[requested] == "auto":
         return None
     if getattr(config.get_text_config(), "kv_lora_rank", None):
-        cause = f"kv_cache_dtype={requested}: its attention caches latents (kv_lora_rank), not keys and values of heads"
-        raise ModelRefused(path, cause, "set kv_cache_dtype=auto; latents are small as they are")
+        logger.warning(
+            "%s: kv_cache_dtype=%s is taken as auto: its attention caches latents, which are kept in the model's dtype",
+            path,
+            requested,
+        )
+        return None
     return CODE_DTYPES[KV_CACHE_DTYPES[requested]]
 
 
@@ -181,6 +191,8 @@ def _require_known_layers(path: str, config: Any) -> None:
     """Requires that config.json lists no kind of layer that is not computed here."""
     text_config = config.get_text_config()
     known = _ATTENTION_LAYERS | _OTHER_LAYERS.get(text_config.model_type, frozenset())
+    if text_config.model_type in _INDEXED:
+        known |= {"indexed_attention"}
     unknown = sorted(set(getattr(text_config, "layer_types", None) or ()) - known)
     sparse = [kind for kind in unknown if kind in _SPARSE_LAYERS]
     if sparse:

@@ -29,6 +29,7 @@ from outrider.engine.model.local_model import local_model
 from outrider.engine.model.row_invariance import make_row_invariant
 from outrider.engine.model.row_invariant_functions import WholeVectorFunctions, run_in_whole_vectors
 from outrider.engine.model.row_kernels import resolve_code_kernels
+from outrider.engine.model.sparse_indexer import adapt_indexers, require_sizes
 from outrider.engine.model.weights import read_weights
 from outrider.engine.recurrent.adapt import adapt
 from outrider.engine.recurrent.rows import StateRows
@@ -92,6 +93,7 @@ def load_model(
     path = local_model(path, "model")
     config = model_guards.read_config(path)
     model_guards.require_supported_architecture(path, config)
+    require_sizes(path, config.get_text_config())
     max_len = model_guards.resolve_max_model_len(path, config, max_model_len)
     kv_code_dtype = model_guards.resolve_kv_codes(path, config, kv_cache_dtype)
     if make_model is None:
@@ -119,6 +121,8 @@ def load_model(
     if recurrent_shapes and cut is not None:
         raise ModelRefused(path, "its recurrent layers cannot be shared among ranks", "set tensor_parallel_size=1")
     llama4.adapt(path, model, ops)
+    if adapt_indexers(path, model, ops) and cut is not None:
+        raise ModelRefused(path, "its indexers cannot be shared among ranks", "set tensor_parallel_size=1")
     layer_shapes = model_guards.probe_layers(path, model, ops, attention_layers, recurrent_shapes)
     model_guards.require_windows(path, config, layer_shapes, max_len)
     model_guards.number_attention_layers(model, layer_shapes)

@@ -51,6 +51,8 @@ _NAMED_BY_WRAPPER = {
 }
 # Type of a text config -> its text model, which is in none of transformers' tables.
 TEXT_MODELS = {"step3p5": "Step3p7TextModel"}
+# Wrappers that transformers lists as causal language models, and that no checkpoint here was compared with.
+_NOT_TRIED = frozenset({"dots3_note"})
 _HEADS = ("lm_head.", "language_model.lm_head.")
 
 
@@ -67,6 +69,8 @@ def model_class(config: Any) -> type[Any] | None:
         rules = get_checkpoint_conversion_mapping(wrapper)
         own = [rule for rule in rules if not any("language_model." in target for target in rule.target_patterns)]
         register_checkpoint_conversion_mapping(name, own, overwrite=True)
+    if config.model_type in _NOT_TRIED:
+        return None
     if type(config) in classes:
         return classes[type(config)]
     text_config = config.get_text_config(decoder=True)

@@ -37,11 +37,14 @@ def kv_move(
     source_slots: torch.Tensor,
     target_slots: torch.Tensor,
 ) -> None:
-    """Copy slots source_slots to target_slots (int64 [N]); reads all before it writes any."""
-    for cache in (key_cache, value_cache):
-        for part in parts_of(cache):
-            block_ids, offsets = _split(source_slots, part.shape[2])
-            _scatter(part, target_slots, part[block_ids, :, offsets])
+    """Copy slots source_slots to target_slots (int64 [N]); reads all before it writes any.
+
+    The caches may share memory (latents).
+    """
+    parts = [part for cache in (key_cache, value_cache) for part in parts_of(cache)]
+    block_ids, offsets = _split(source_slots, key_cache.shape[2])
+    for part, rows in [(part, part[block_ids, :, offsets]) for part in parts]:
+        _scatter(part, target_slots, rows)
 
 
 def _split(slots: torch.Tensor, block_size: int) -> tuple[torch.Tensor, torch.Tensor]:

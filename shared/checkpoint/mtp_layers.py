@@ -53,10 +53,12 @@ _QWEN3_5 = MtpNames("mtp_num_hidden_layers", r"mtp\.(?:layers\.(\d+)\.)?")
 # model_type of the text model's config -> names
 MTP_NAMES = {
     "deepseek_v3": _AFTER_LAYERS,
+    "deepseek_v32": _AFTER_LAYERS,
     "exaone_moe": replace(_QWEN3_5, count_key="num_nextn_predict_layers"),
     "ernie4_5_moe": MtpNames("num_nextn_predict_layers", r"model\.mtp_\w+\.(\d+)\."),
     "glm4_moe": _AFTER_LAYERS,
     "glm4_moe_lite": _AFTER_LAYERS,
+    "glm_moe_dsa": _AFTER_LAYERS,
     "glm_ocr_text": replace(_AFTER_LAYERS, pattern=r"model\.language_model\.layers\.(\d+)\."),
     "hy_v3": _AFTER_LAYERS,
     "mimo_v2_flash": MtpNames("num_nextn_predict_layers", r"model\.mtp\.layers\.(\d+)\.", absent_count=1),

@@ -43,6 +43,8 @@ _LATENT = {
     "qk_nope_head_dim": 8,
     "v_head_dim": 16,
 }
+# Fewer keys than the tests have tokens.
+_INDEXER = {"index_topk": 5, "index_n_heads": 8, "index_head_dim": 16}
 _LINEAR = {
     "linear_num_value_heads": 2,
     "linear_num_key_heads": 1,
@@ -122,6 +124,43 @@ FAMILIES = {
         {**_COMMON, **_EXPERTS, **_GROUPS, **_LATENT, "n_routed_experts": 4, "first_k_dense_replace": 1},
         _DEEPSEEK,
         "model.layers.2.",
+    ),
+    "deepseek_v32": Family(
+        "deepseek_v32",
+        {
+            **_COMMON,
+            **_EXPERTS,
+            **_GROUPS,
+            **_LATENT,
+            **_INDEXER,
+            "n_routed_experts": 4,
+            "mlp_layer_types": ["dense", "sparse"],
+            "layer_types": ["indexed_attention", "indexed_attention"],
+        },
+        _DEEPSEEK,
+        "model.layers.2.",
+        {"mlp_layer_types": ["dense", "sparse", "sparse"], "layer_types": ["indexed_attention"] * 3},
+    ),
+    "glm_moe_dsa": Family(
+        "glm_moe_dsa",
+        {
+            **_COMMON,
+            **_EXPERTS,
+            **_GROUPS,
+            **_LATENT,
+            **_INDEXER,
+            "n_routed_experts": 4,
+            "mlp_layer_types": ["dense", "sparse"],
+            "layer_types": ["indexed_attention", "indexed_attention"],
+            "indexer_types": ["full", "shared"],
+        },
+        _DEEPSEEK,
+        "model.layers.2.",
+        {
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "layer_types": ["indexed_attention"] * 3,
+            "indexer_types": ["full", "shared", "full"],
+        },
     ),
     "glm_ocr": Family(
         "glm_ocr_text",

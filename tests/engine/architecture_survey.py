@@ -63,8 +63,8 @@ _SIZES: dict[str, Any] = {
     "qk_nope_head_dim": 12,
     "qk_rope_head_dim": 8,
     "qk_head_dim": 20,
-    "index_head_dim": 8,
-    "index_n_heads": 2,
+    "index_head_dim": 16,
+    "index_n_heads": 8,  # with few, many keys score 0, and transformers' choice of equal ones is its own
     "index_topk": 4,
     "hidden_size_per_layer_input": 8,
     "linear_num_key_heads": 2,
@@ -83,6 +83,17 @@ _LATENT: dict[str, Any] = {"head_dim": 8, "num_key_value_heads": 4}
 # What the sizes above cannot know.
 _OWN: dict[str, dict[str, Any]] = {
     "bamba": {"mamba_n_heads": 8, "attn_layer_indices": [1]},
+    "dots3_note_text": {
+        "num_key_value_heads": 4,
+        "head_dim": 20,
+        "swa_num_key_value_heads": 4,
+        "swa_num_attention_heads": 4,
+        "swa_q_lora_rank": 24,
+        "swa_kv_lora_rank": 32,
+        "swa_head_dim": 20,
+        "swa_qk_nope_head_dim": 12,
+        "swa_v_head_dim": 20,
+    },
     "granitemoehybrid": {"mamba_n_heads": 8},
     "kimi_linear": {"num_experts_per_token": 2, "layer_types": ["linear_attention", "full_attention"]},
     "lfm2": {"layer_types": ["conv", "full_attention"]},

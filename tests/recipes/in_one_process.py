@@ -53,11 +53,12 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Serving:
-    """client: of the gateway. methods: of the verifier for drafts. is_hybrid: the target is recurrent in part."""
+    """client: of the gateway. methods: of the verifier for drafts. needs_one_rank: of a target with an indexer or
+    recurrent layers."""
 
     client: httpx.AsyncClient
     methods: tuple[str, ...]
-    is_hybrid: bool
+    needs_one_rank: bool
 
 
 def read_line(line: Sequence[str], run_dir: Path) -> tuple[StackSettings, str]:
@@ -131,7 +132,8 @@ async def serving(verifier: VerifierConfig, gateway: GatewayConfig) -> AsyncIter
     try:
         async with _gateway(replace(gateway, verifiers=(f"127.0.0.1:{server.port}",))) as client:
             methods = tuple(method.name for method in engine.local_methods)
-            yield Serving(client, methods, bool(loaded.recurrent_shapes))
+            has_indexer = any(shape.index_dim for shape in loaded.layer_shapes)
+            yield Serving(client, methods, has_indexer or bool(loaded.recurrent_shapes))
     finally:
         await server.drain(0)
         engine.stop()

@@ -54,7 +54,7 @@ def write_published(repo: str, folder: Path, reasoning_parser: str, tool_call_pa
 
 
 def mtp_target(family: str, folder: Path, **changes: Any) -> None:
-    save_mtp_target(family, folder, vocab_size=VOCAB, max_position_embeddings=CONTEXT, **changes)
+    save_mtp_target(family, folder, vocab_size=VOCAB, **{"max_position_embeddings": CONTEXT} | changes)
 
 
 def with_images(write: Write, model_type: str, class_name: str, folder: Path) -> None:
@@ -123,7 +123,7 @@ def packed(write: Write, case_name: str, folder: Path) -> None:
     write(folder)
     case, generator = CASES[case_name], np.random.default_rng(5)
     tensors = load_file(folder / "model.safetensors")
-    for name in [name for name in tensors if re.search(LINEAR, name) and not _OTHER_PARTS.search(name)]:
+    for name in [name for name in tensors if _LINEAR.search(name) and not _OTHER_PARTS.search(name)]:
         *experts, outputs, inputs = tensors[name].shape
         if "nvfp4" in case_name and inputs % 16:
             continue
@@ -249,6 +249,20 @@ def dflash(folder: Path, *, hidden: int, layers: tuple[int, ...], speculators: b
     _write(folder, config, tensors)
 
 
+def dspark(folder: Path, *, hidden: int, layers: tuple[int, ...]) -> None:
+    """The speculators format, with a Markov head."""
+    dflash(folder, hidden=hidden, layers=layers, speculators=True)
+    rank = 6
+    markov = {
+        "markov_head.markov_w1.weight": _numbers(VOCAB, rank, seed=70),
+        "markov_head.markov_w2.weight": _numbers(VOCAB, rank, seed=71),
+        "confidence_head.proj.weight": _numbers(1, hidden + rank, seed=72),
+        "confidence_head.proj.bias": _numbers(1, seed=73),
+    }
+    own = {"architectures": ["DSparkSpeculator"], "speculators_model_type": "dspark", "markov_rank": rank}
+    _write(folder, _config(folder) | own, load_file(folder / "model.safetensors") | markov)
+
+
 def eagle3_with_latents(folder: Path, *, hidden: int) -> None:
     """An EAGLE-3 head whose layer has latent attention."""
     config = _decoder(hidden, architectures=["Eagle3DeepseekV2ForCausalLM"], draft_vocab_size=VOCAB, kv_lora_rank=16)
@@ -288,6 +302,7 @@ def _config(folder: Path) -> dict[str, Any]:
     return found
 
 
+_LINEAR = re.compile(rf"{LINEAR}|indexer\.(wk|wq_b)\.weight$")
 _OTHER_PARTS = re.compile("visual|vision|projector")
 _QWEN3_5 = partial(with_images, partial(mtp_target, "qwen3_5"), "qwen3_5", "Qwen3_5ForConditionalGeneration")
 _QWEN3_5_MOE = partial(
@@ -309,7 +324,7 @@ _LAGUNA = partial(
     layer_types=["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
     sliding_window=64,
 )
-_GLM_DSA = partial(only_config, model_type="glm_moe_dsa", architectures=["GlmMoeDsaForCausalLM"], vocab_size=8)
+_GLM_DSA = partial(mtp_target, "glm_moe_dsa")
 _DEEPSEEK_V4 = partial(only_config, model_type="deepseek_v4", architectures=["DeepseekV4ForCausalLM"], vocab_size=8)
 _FP8 = "fp8-block"
 PUBLISHED: dict[str, Write] = {
@@ -339,7 +354,7 @@ PUBLISHED: dict[str, Write] = {
     "mistralai/Mistral-Medium-3.5-128B-EAGLE": partial(mistral_eagle, hidden=80),
     "mistralai/Mistral-Small-4-119B-2603": partial(wrapper, "mistral3 mistral4"),
     "mistralai/Mistral-Small-4-119B-2603-eagle": partial(mistral_eagle, hidden=80, kv_lora_rank=16),
-    "nvidia/Kimi-K2.6-NVFP4": partial(packed, partial(wrapper, "kimi_k25"), "modelopt-nvfp4"),
+    "nvidia/Kimi-K2.6-NVFP4": partial(packed, partial(wrapper, "kimi_k25", num_hidden_layers=8), "modelopt-nvfp4"),
     "lightseekorg/kimi-k2.6-eagle3-mla": partial(eagle3_with_latents, hidden=80),
     "nvidia/MiniMax-M3-NVFP4": _MINIMAX_M3,
     "Inferact/MiniMax-M3-EAGLE3": partial(eagle3_with_latents, hidden=80),
@@ -362,9 +377,9 @@ PUBLISHED: dict[str, Write] = {
     "tencent/Hy3-preview": partial(mtp_target, "hy_v3"),
     "zai-org/GLM-4.5-FP8": partial(packed, partial(mtp_target, "glm4_moe"), "ct-fp8"),
     "zai-org/GLM-4.7-FP8": partial(packed, partial(mtp_target, "glm4_moe"), "ct-fp8"),
-    "zai-org/GLM-5-FP8": _GLM_DSA,
-    "zai-org/GLM-5.1-FP8": _GLM_DSA,
-    "zai-org/GLM-5.2-FP8": _GLM_DSA,
-    "RedHatAI/GLM-5.2-speculator.dspark": partial(dflash, hidden=48, layers=(0, 2), speculators=True),
+    "zai-org/GLM-5-FP8": partial(packed, _GLM_DSA, _FP8),
+    "zai-org/GLM-5.1-FP8": partial(packed, _GLM_DSA, _FP8),
+    "zai-org/GLM-5.2-FP8": partial(packed, partial(_GLM_DSA, max_position_embeddings=1_048_576), _FP8),
+    "RedHatAI/GLM-5.2-speculator.dspark": partial(dspark, hidden=32, layers=(0,)),
     "zai-org/GLM-OCR": partial(mtp_target, "glm_ocr"),
 }

@@ -57,7 +57,7 @@ of a tool. `python -m tests.recipes.table` runs them and writes this page. The p
 been loaded.
 
 "loaded" counts one rank: `--tensor-parallel-size` is taken and was not tried here, and a target with recurrent layers
-(marked ¹) is refused with more than one rank.
+or an indexer (marked ¹) is refused with more than one rank.
 
 """
 
@@ -72,7 +72,7 @@ class Row:
     ignored: tuple[str, ...] = ()
     refused: str = ""
     method: str = ""
-    is_hybrid: bool = False
+    needs_one_rank: bool = False
     num_drafted: int = 0
     same: bool = False
     call: bool | None = None
@@ -158,7 +158,7 @@ async def _asked(served: Serving, row: Row, *, has_tools: bool) -> Row:
     return dataclasses.replace(
         row,
         method=next(name for name in served.methods if name not in WITHOUT_CHECKPOINT),
-        is_hybrid=served.is_hybrid,
+        needs_one_rank=served.needs_one_rank,
         num_drafted=figures["num_draft_tokens"],
         same=same,
         call=call,
@@ -188,7 +188,7 @@ def page_row(number: int, row: Row) -> str:
         return f"| {number} | `{words}` | {ignored}{_REFUSED}{_cell(row.refused)} | | | |"
     call = {True: "yes", False: "**no**", None: "no parser"}[row.call]
     cells = f"{row.method} | {call} | {'yes' if row.same and row.num_drafted else '**no**'}"
-    return f"| {number} | `{words}` | {ignored} | yes{'¹' if row.is_hybrid else ''} | {cells} |"
+    return f"| {number} | `{words}` | {ignored} | yes{'¹' if row.needs_one_rank else ''} | {cells} |"
 
 
 def _cell(text: str) -> str:

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 
 from outrider.engine.attention.batch import SessionRows, build_batch
 from outrider.engine.certificate import certify
 from outrider.engine.errors import ModelRefused
+from outrider.engine.model.guards import resolve_kv_codes
 from outrider.engine.model.load import load_model
 from outrider.engine.model.loaded import LoadedModel
 from outrider.engine.numerics import measure_numerics
@@ -127,13 +129,7 @@ def test_an_unknown_type_is_refused_with_the_known_ones() -> None:
         load_model(str(DEMO), kv_cache_dtype="fp8_e5m2")
 
 
-def test_latents_are_refused_before_weights_are_read(tmp_path: Path) -> None:
-    """The folder has weights that cannot be read."""
-    import transformers
-
-    config = transformers.DeepseekV3Config(num_hidden_layers=1, max_position_embeddings=64)
-    config.architectures = ["DeepseekV3ForCausalLM"]
-    config.save_pretrained(tmp_path)
-    (tmp_path / "model.safetensors").write_bytes(b"no weights")
-    with pytest.raises(ModelRefused, match=r"kv_cache_dtype=int8: its attention caches latents.*kv_cache_dtype=auto"):
-        load_model(str(tmp_path), dtype="bfloat16", kv_cache_dtype="int8")
+def test_latents_stay_in_the_models_dtype_which_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    config = transformers.DeepseekV3Config(num_hidden_layers=1)
+    assert resolve_kv_codes("folder", config, "int8") is None
+    assert "folder: kv_cache_dtype=int8 is taken as auto: its attention caches latents" in caplog.text

@@ -93,6 +93,13 @@ def test_move_reads_all_before_it_writes(kernel: Any, on: torch.device, dtype: t
     )
 
 
+def test_the_reference_moves_a_latent_once() -> None:
+    """The values are a view of the keys: they must not be moved again after the keys were."""
+    keys = torch.arange(4.0)[None, None, :, None].expand(1, 1, 4, 16).clone()
+    reference.kv_move(keys, keys[..., :8], torch.tensor([1, 2]), torch.tensor([0, 1]))
+    assert keys[0, 0, :, 0].tolist() == [1, 2, 2, 3]
+
+
 @KERNELS
 def test_nan_payloads_survive(kernel: Any, on: torch.device) -> None:
     pattern = torch.tensor([0x7FC1, -63, 0x7F81, -1] * 4, dtype=torch.int16, device=on)

@@ -29,7 +29,7 @@ def test_the_table_is_what_the_engine_says() -> None:
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({"model_type": "deepseek_v32"}, "layers of type indexed_attention choose which tokens"),
+        ({"model_type": "hy_v4"}, "layers of type indexed_attention choose which tokens"),
         ({"model_type": "paligemma"}, "model type 'paligemma' is multimodal, and its text part is not served"),
         ({"model_type": "bloom"}, "does not route its attention through transformers' attention interface"),
         ({"model_type": "whisper"}, "WhisperForCausalLM is an encoder-decoder model"),
@@ -70,7 +70,7 @@ def test_the_engine_decides_about_the_rest(config: dict[str, object], tmp_path: 
 
 
 def test_no_weights_are_downloaded_of_what_is_refused(tmp_path: Path) -> None:
-    files = {"config.json": b'{"model_type": "glm_moe_dsa"}', "model.safetensors": b"w" * 100, "tokenizer.json": b"{}"}
+    files = {"config.json": b'{"model_type": "hy_v4"}', "model.safetensors": b"w" * 100, "tokenizer.json": b"{}"}
     with running_hub(Hub({"org/sparse": files})) as hub:
         env = {**os.environ, "HF_HOME": str(tmp_path), "HF_ENDPOINT": hub.url, "HF_TOKEN": ""}
         command = [

@@ -1,4 +1,5 @@
-"""The engine on a KV cache in 8 bits: one output, whatever is drafted, cut, cached, preempted or taken over."""
+"""The engine on a KV cache in 8 bits, and on latents of which an indexer chooses: one output, whatever is drafted, cut,
+cached, preempted or taken over."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from outrider.engine.model.load import load_model
 from outrider.engine.model.loaded import LoadedModel
 from outrider.engine.run.runner import ModelRunner
 from outrider.verifier_service.engine import VerifierEngine
+from tests.drafting.mtp_targets import save_mtp_target
 from tests.verifier_service.drafts import drafts_for, faulty_draft, generated_alike
 from tests.verifier_service.engine_client import (
     PARAMS,
@@ -32,56 +34,65 @@ SEEDS = range(6)
 
 
 @dataclass
-class Coded:
+class Target:
     loaded: LoadedModel
     certificate: Certificate
     truth: Callable[[str, int], list]
 
 
-@pytest.fixture(scope="module", params=["int8", "fp8"])
-def target(request: pytest.FixtureRequest, checkpoint: Path) -> Coded:
-    loaded = load_model(str(checkpoint), dtype="float32", kv_cache_dtype=request.param)
+@pytest.fixture(scope="module", params=["int8", "fp8", "indexed"])
+def target(request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Target:
+    """indexed: one layer chooses 5 keys of each token, and the other attends those too."""
+    if request.param == "indexed":
+        folder = save_mtp_target("glm_moe_dsa", tmp_path_factory.mktemp("indexed") / "target").folder
+        loaded = load_model(str(folder), dtype="float32")
+        assert [shape.index_dim for shape in loaded.layer_shapes] == [16, 0]
+    else:
+        loaded = load_model(str(checkpoint), dtype="float32", kv_cache_dtype=request.param)
     certificate = certify(loaded, ModelRunner(loaded, loaded.make_cache(64, 4)))
     assert certificate.holds
-    return Coded(loaded, certificate, plain_decoding(loaded, certificate))
+    return Target(loaded, certificate, plain_decoding(loaded, certificate))
 
 
 @pytest.fixture
-def coded_engine(target: Coded) -> Iterator[VerifierEngine]:
+def engine_of_target(target: Target) -> Iterator[VerifierEngine]:
     with running_engine(target.loaded, target.certificate) as running:
         yield running
 
 
 @pytest.mark.parametrize("kind", ["long oracle", "faulty", "late", "tree"])
-def test_any_draft_gives_the_same_tokens_and_logprobs(coded_engine: VerifierEngine, target: Coded, kind: str) -> None:
+def test_any_draft_gives_the_same_tokens_and_logprobs(
+    engine_of_target: VerifierEngine, target: Target, kind: str
+) -> None:
     for name in ("greedy", "sampled"):
-        generated_alike(coded_engine, target.truth, kind, name)
+        generated_alike(engine_of_target, target.truth, kind, name)
 
 
-def test_it_is_another_function_than_with_a_plain_cache(target: Coded, truth: Callable) -> None:
+@pytest.mark.parametrize("target", ["int8", "fp8"], indirect=True)
+def test_codes_are_another_function_than_a_plain_cache(target: Target, truth: Callable) -> None:
     """Near it, and not it: else the cache would not be in force."""
     ours, plain = logprobs_of(target.truth("greedy", 0))[0], logprobs_of(truth("greedy", 0))[0]
     assert 0 < abs(ours.logprob - plain.logprob) < 0.2
 
 
 @pytest.mark.parametrize("chunk", [1, 5, 37])
-def test_chunked_prefill(target: Coded, chunk: int) -> None:
+def test_chunked_prefill(target: Target, chunk: int) -> None:
     shape = EngineShape(prefill_chunk_size=chunk, block_size=5)
     with running_engine(target.loaded, target.certificate, shape) as engine:
         right = tokens_of(target.truth("hot", 0))
         assert tokens_of(generate(engine, make_spec(PROMPT, PARAMS["hot"]), faulty_draft(right, 6))) == right
 
 
-def test_a_prefix_cache_hit_changes_nothing(coded_engine: VerifierEngine, target: Coded) -> None:
+def test_a_prefix_cache_hit_changes_nothing(engine_of_target: VerifierEngine, target: Target) -> None:
     right = tokens_of(target.truth("sampled", 0))
     for expected_hit in (0, 36):
-        commits = generate(coded_engine, make_spec(PROMPT, PARAMS["sampled"]), faulty_draft(right, 8))
+        commits = generate(engine_of_target, make_spec(PROMPT, PARAMS["sampled"]), faulty_draft(right, 8))
         assert commits[0].num_cached_tokens == expected_hit
         assert tokens_of(commits) == right
 
 
-@pytest.mark.parametrize("target", ["int8", pytest.param("fp8", marks=pytest.mark.storm)], indirect=True)
-def test_preemption_costs_no_token(target: Coded) -> None:
+@pytest.mark.parametrize("target", ["int8", pytest.param("fp8", marks=pytest.mark.storm), "indexed"], indirect=True)
+def test_preemption_costs_no_token(target: Target) -> None:
     """Six sessions at once on blocks for one and a little more."""
     names = [sorted(PARAMS)[seed % len(PARAMS)] for seed in SEEDS]
     expected = [target.truth(name, seed) for name, seed in zip(names, SEEDS, strict=True)]
@@ -99,7 +110,7 @@ def test_preemption_costs_no_token(target: Coded) -> None:
         assert logprobs_of(ours) == logprobs_of(theirs)
 
 
-def test_a_session_taken_over_by_another_engine_goes_on_with_the_same_tokens(target: Coded) -> None:
+def test_a_session_taken_over_by_another_engine_goes_on_with_the_same_tokens(target: Target) -> None:
     right = tokens_of(target.truth("sampled", 0))
     with running_engine(target.loaded, target.certificate) as engine:
         for cut in (1, 13, len(right) - 1):

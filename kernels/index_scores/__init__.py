@@ -1,0 +1,1 @@
+"""Scores of cached keys, by which a sparse attention chooses what each row attends."""
