@@ -47,11 +47,6 @@ def _outputs_under_an_ambiguous_grammar() -> list[Request]:
     return [json_request("/v1/completions", prompt="a", n=64, max_tokens=400, structured_outputs=grammar)]
 
 
-def _stored_inputs() -> list[Request]:
-    """67 MB."""
-    return [json_request("/v1/responses", input="w " * 500_000, max_output_tokens=1, store=True) for _ in range(67)]
-
-
 def _batches() -> list[Request]:
     return [
         json_request("/v1/completions", prompt=["Once upon a time"] * 256, max_tokens=100, ignore_eos=True)
@@ -133,7 +128,6 @@ ROWS: dict[str, Hold] = {
     "2: 64 outputs, ambiguous grammar": _sent(_outputs_under_an_ambiguous_grammar),
     "3: 515 half-sent bodies": HOLDS["515 half-sent bodies"],
     "4: 512 background responses": HOLDS["512 responses in the background"],
-    "5: 67 MB of stored responses": _sent(_stored_inputs),
     "6: two batches of 256 outputs": _sent(_batches),
     "6: 60 unread streams": _unread_streams,
     "7: 80,000 developer messages, twice": _sent(_joins),
