@@ -17,7 +17,7 @@ class Request:
     body: bytes
 
 
-def _request(path: str, **body: Any) -> Request:
+def json_request(path: str, **body: Any) -> Request:
     return Request(path, json.dumps(body).encode())
 
 
@@ -38,7 +38,7 @@ def _grammars() -> list[Request]:
     ambiguous = 'start: s\ns: s s | s s s | "a"'
     return [
         *(
-            _request(
+            json_request(
                 "/v1/chat/completions",
                 messages=[{"role": "user", "content": "x"}],
                 max_tokens=50,
@@ -47,7 +47,7 @@ def _grammars() -> list[Request]:
             for schema in schemas
         ),
         *(
-            _request("/v1/completions", prompt="a", max_tokens=400, structured_outputs={"grammar": ambiguous})
+            json_request("/v1/completions", prompt="a", max_tokens=400, structured_outputs={"grammar": ambiguous})
             for _ in range(2)
         ),
     ]
@@ -55,16 +55,16 @@ def _grammars() -> list[Request]:
 
 def _records() -> list[Request]:
     """30 bodies of 17 prompts; each leaves a record with 1,024 bad words, 7,288 tokens, for every prompt in Redis."""
-    return [_request("/v1/completions", prompt=[[5]] * 17, max_tokens=1, bad_words=_BAD_WORDS) for _ in range(30)]
+    return [json_request("/v1/completions", prompt=[[5]] * 17, max_tokens=1, bad_words=_BAD_WORDS) for _ in range(30)]
 
 
 def _long_texts() -> list[Request]:
     """Twelve times 4 MB to be tokenized, with the tokens' texts in the reply."""
-    return [_request("/tokenize", prompt="word ex 12 " * 370_000, return_token_strs=True) for _ in range(12)]
+    return [json_request("/tokenize", prompt="word ex 12 " * 370_000, return_token_strs=True) for _ in range(12)]
 
 
 def _completion(**fields: Any) -> Request:
-    return _request("/v1/completions", max_tokens=120, temperature=0, ignore_eos=True, **fields)
+    return json_request("/v1/completions", max_tokens=120, temperature=0, ignore_eos=True, **fields)
 
 
 _BAD_WORDS = [f"w{index}" for index in range(1024)]

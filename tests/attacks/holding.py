@@ -55,11 +55,12 @@ async def run_holds(stack: AttackedStack, tell: Callable[[str], None]) -> list[H
         tell(name)
         attackers: Counter[str] = Counter()
         async with hold(stack, attackers):
-            outcomes.append(await _innocents(stack, name, attackers))
+            outcomes.append(await innocents_beside(stack, name, attackers))
     return outcomes
 
 
-async def _innocents(stack: AttackedStack, name: str, attackers: Counter[str]) -> HoldOutcome:
+async def innocents_beside(stack: AttackedStack, name: str, attackers: Counter[str]) -> HoldOutcome:
+    """Sends the neighbour's short requests, over HTTP and gRPC, while something else goes on."""
     refused: Counter[str] = Counter()
     seconds: list[float] = []
     turns = asyncio.Semaphore(_NUM_AT_A_TIME)

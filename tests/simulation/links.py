@@ -41,16 +41,18 @@ class End:
 
 @dataclass
 class Trace:
-    """All that happened, as lines that two runs of one seed have in common, and their digest."""
+    """All that happened, as lines that two runs of one seed have in common, and a digest of them that Python's versions
+    have in common too: without the number of steps, of which asyncio takes some more or fewer.
+    """
 
     loop: SimLoop
     lines: list[str] = field(default_factory=list)
     digest: int = 0
 
     def add(self, text: str) -> None:
-        line = f"{self.loop.time():11.6f} {self.loop.num_steps:7d} {text}"
-        self.digest = zlib.crc32(line.encode(), self.digest)
-        self.lines.append(line)
+        now = f"{self.loop.time():11.6f}"
+        self.digest = zlib.crc32(f"{now} {text}".encode(), self.digest)
+        self.lines.append(f"{now} {self.loop.num_steps:7d} {text}")
 
 
 class Link:

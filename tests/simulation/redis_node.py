@@ -1,4 +1,4 @@
-"""Redis as a simulated process: fakeredis runs the real scripts, a journal of commands is its append-only file.
+"""Redis as a simulated process: it runs the real scripts (redis_store.py); a journal of commands is its file.
 
 A restart forgets scripts. What else is lost is what `fsync` allows when the machine loses power: nothing with "always",
 the last second with "everysec" (two, as Redis' manual says), all without a file. tests/simulation/test_redis_node.py
@@ -8,21 +8,20 @@ compares it with a real Redis.
 from __future__ import annotations
 
 import asyncio
+import functools
+import hashlib
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import fakeredis
-import redis.asyncio as aioredis
-from fakeredis._socket import FakeSocket
-from hiredis import pack_command
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import OutOfMemoryError
 
 from outrider.shared.log import commit_scripts
 from tests.simulation.links import Link, Network
 from tests.simulation.loop import Process
+from tests.simulation.redis_store import RedisStore
 
 # seconds of writes; what each mode may lose with the machine's power
 LOST_S = {"always": 0.0, "everysec": 2.0, "no": float("inf")}
@@ -32,9 +31,9 @@ _WRITES = (b"SET", b"EVALSHA", b"XADD", b"DEL", b"HSET", b"EXPIRE", b"PEXPIRE")
 
 @dataclass
 class Journal:
-    """Write commands, packed, with the times at which they were done."""
+    """Write commands with the times at which they were done."""
 
-    commands: list[tuple[float, bytes]] = field(default_factory=list)
+    commands: list[tuple[float, list[bytes]]] = field(default_factory=list)
 
     def without_last(self, seconds: float, now: float) -> Journal:
         return Journal([entry for entry in self.commands if entry[0] <= now - seconds])
@@ -49,55 +48,48 @@ class RedisNode:
         self.journal = journal
         self._net = net
         self._on_append = on_append
-        self._socket: Any = FakeSocket(fakeredis.FakeServer(version=(7,)), 0, client_class=aioredis.Redis)
+        self._store = RedisStore()
         net.servers["redis"] = self
-        scripts = self._load_scripts()
-        self._replay(scripts)
+        self._replay()
 
-    def _load_scripts(self) -> list[bytes]:
-        return [self._run(pack_command(("SCRIPT", "LOAD", script))) for script in commit_scripts.ALL]
-
-    def _replay(self, scripts: list[bytes]) -> None:
+    def _replay(self) -> None:
         """Does the journal's commands again, at their own times: what has expired since stays expired."""
+        for script in commit_scripts.ALL:
+            self._store.run([b"SCRIPT", b"LOAD", script.encode()])
         clock, now = self.process, self._net.loop.time()
         offset = clock.clock_offset_s
         for when, command in self.journal.commands:
             clock.clock_offset_s = offset + when - now
-            self._run(command)
+            self._store.run(command)
         clock.clock_offset_s = offset
-        self._run(pack_command(("SCRIPT", "FLUSH")))
-
-    def _run(self, command: bytes) -> Any:
-        self._socket.sendall(command)
-        return self._socket.responses.get_nowait()
+        self._store.run([b"SCRIPT", b"FLUSH"])
 
     def execute(self, words: tuple[Any, ...]) -> Any:
         """Runs one command; an error is returned."""
-        name, command = _bytes(words[0]).upper(), pack_command(words)
-        is_write = name in _WRITES
+        command = list(map(_bytes, words))
+        is_write = command[0] in _WRITES
         if is_write and self.is_full:
             return OutOfMemoryError(_OUT_OF_MEMORY)
-        reply = self._run(command)
+        reply = self._store.run(command)
         if is_write and not isinstance(reply, Exception):
             self.journal.commands.append((self._net.loop.time(), command))
-            self._watch(words)
+            self._watch(command)
         return reply
 
-    def _watch(self, words: tuple[Any, ...]) -> None:
+    def _watch(self, command: list[bytes]) -> None:
         """Reports how far each log reaches that an append or a restore has touched."""
-        if _bytes(words[0]).upper() != b"EVALSHA":
+        if command[0] != b"EVALSHA":
             return
-        for key in words[3 : 3 + int(words[2])]:
-            name = _bytes(key)
+        for name in command[3 : 3 + int(command[2])]:
             if name.endswith(b":log"):
-                last = self._run(pack_command(("XREVRANGE", name, "+", "-", "COUNT", 1)))
+                last = self._store.run([b"XREVRANGE", name, b"+", b"-", b"COUNT", b"1"])
                 if last:
                     entry_id, fields = last[0]
                     self._on_append(name.decode(), int(entry_id.split(b"-")[0]) - 1 + int(fields[1]))
 
     def tokens(self, name: str) -> list[tuple[int, int]] | None:
         """The tokens in a log, each with its session's epoch; None if there is no such log."""
-        entries = self._run(pack_command(("XRANGE", name, "-", "+")))
+        entries = self._store.run([b"XRANGE", name.encode(), b"-", b"+"])
         tokens: list[tuple[int, int]] = []
         for _, fields in entries:
             data, epoch = fields[3], int(fields[7])
@@ -209,7 +201,7 @@ def _unpacked(packed: bytes) -> list[tuple[bytes, ...]]:
     return commands
 
 
-_SCRIPT_NAMES = dict(zip(commit_scripts.ALL, ("BEGIN", "APPEND", "RESTORE", "CLAIM"), strict=True))
+_SCRIPT_NAMES = ("BEGIN", "APPEND", "RESTORE", "CLAIM")
 
 
 def _name(words: tuple[Any, ...]) -> str:
@@ -217,7 +209,7 @@ def _name(words: tuple[Any, ...]) -> str:
     name = _bytes(words[0]).decode()
     if name != "EVALSHA":
         return f"{name} {_bytes(words[1])[:60].decode('utf-8', 'replace')}" if len(words) > 1 else name
-    script = next((label for text, label in _SCRIPT_NAMES.items() if _sha(text) == _bytes(words[1]).decode()), "script")
+    script = _name_of(_bytes(words[1]).decode())
     num_keys = int(words[2])
     args = words[3 + num_keys :]
     shown = "" if script in ("BEGIN", "CLAIM") else f" term={_bytes(args[0]).decode()}"
@@ -226,10 +218,11 @@ def _name(words: tuple[Any, ...]) -> str:
     return f"{script} {_bytes(words[3]).decode()}{shown}"
 
 
-def _sha(script: str) -> str:
-    import hashlib
-
-    return hashlib.sha1(script.encode(), usedforsecurity=False).hexdigest()
+@functools.lru_cache(maxsize=256)
+def _name_of(sha: str) -> str:
+    """A script's name by its digest."""
+    digests = [hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest() for text in commit_scripts.ALL]
+    return _SCRIPT_NAMES[digests.index(sha)] if sha in digests else "script"
 
 
 def _shown(reply: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import time
 from collections import Counter
@@ -21,6 +22,12 @@ _MOST_LINES = 400
 _CHUNK = 20
 
 
+def _freeze() -> None:
+    """Before the first seed: a collection after each of them would look at all that was imported."""
+    gc.collect()
+    gc.freeze()
+
+
 def _summary(seed: int, kinds: tuple[str, ...]) -> Summary:
     outcome = simulate(seed, kinds=kinds)
     counts = outcome.num_answered, outcome.num_refused
@@ -30,9 +37,10 @@ def _summary(seed: int, kinds: tuple[str, ...]) -> Summary:
 def _summaries(seeds: Iterator[int], kinds: tuple[str, ...], num_jobs: int) -> Iterator[Summary]:
     summary = partial(_summary, kinds=kinds)
     if num_jobs == 1:
+        _freeze()
         yield from map(summary, seeds)
         return
-    with multiprocessing.get_context("spawn").Pool(num_jobs) as pool:
+    with multiprocessing.get_context("spawn").Pool(num_jobs, _freeze) as pool:
         while chunk := list(islice(seeds, _CHUNK * num_jobs)):
             yield from pool.imap(summary, chunk)
 

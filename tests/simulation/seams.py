@@ -24,6 +24,8 @@ from tests.simulation.loop import SimLoop, current_lane
 EPOCH_S = 1_800_000_000.0
 # seconds; an engine's work takes between these, times the pace of the seed
 FORWARD_S = (0.001, 0.02)
+# Of what is installed, whichever it is: answers name it, and how long they are decides how far a slow reader gets.
+VERSION = "0.1.0"
 PACES = (1.0, 4.0, 16.0)
 
 
@@ -147,4 +149,5 @@ def taken_over(loop: SimLoop, rng: random.Random) -> Iterator[None]:
             stack.enter_context(mock.patch.object(place, name, value, create=True))
         for service in ("verifier_service", "drafter_service"):
             stack.enter_context(mock.patch(f"outrider.{service}.engine.EngineThread", EngineSteps))
+        stack.enter_context(mock.patch("outrider.gateway.servers.live_service.outrider_version", return_value=VERSION))
         yield

@@ -14,6 +14,7 @@ from outrider.v1 import verifier_pb2 as pb
 from tests.simulation.loop import SimLoop, StandsStill
 from tests.simulation.older_wire import clipped
 from tests.simulation.seams import EPOCH_S, taken_over
+from tests.simulation.world import simulate
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("gateway", "shared", "verifier_service", "drafter_service")
@@ -41,6 +42,12 @@ def test_no_clock_and_no_random_number_passes_by_the_seam(package: str) -> None:
 
 def test_the_check_sees_a_clock() -> None:
     assert names_taken("from time import monotonic\nfrom os import environ") == ["monotonic"]
+
+
+def test_answers_name_one_version_whatever_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    digest = simulate(3).digest
+    monkeypatch.setattr("outrider.gateway.servers.live_service.outrider_version", lambda: "12.34+unknown")
+    assert simulate(3).digest == digest
 
 
 def test_time_passes_at_once_and_steps_of_a_lane_keep_their_order() -> None:

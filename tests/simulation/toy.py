@@ -108,10 +108,15 @@ class ToyGrammars:
     def _tokenizer(self) -> LLTokenizer:
         return LLTokenizer(TOKENIZER._backend.to_str(), n_vocab=VOCAB_SIZE, eos_token=[EOS_ID])
 
-    def compile(self, grammar: Grammar) -> GrammarState:
-        matcher = LLMatcher(self._tokenizer, _source(grammar), log_level=0)
+    @functools.lru_cache(maxsize=16)  # noqa: B019 - there is one
+    def _compiled(self, source: str) -> LLMatcher:
+        matcher = LLMatcher(self._tokenizer, source, log_level=0)
         if matcher.is_error():
             raise ValueError(matcher.get_error())
+        return matcher
+
+    def compile(self, grammar: Grammar) -> GrammarState:
+        matcher = self._compiled(_source(grammar)).deep_copy()
         return GrammarState(matcher, VOCAB_SIZE, lambda token: self._tokenizer.decode_bytes([token]), lambda: 0.0)
 
 
