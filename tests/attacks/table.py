@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import grpc.aio
 import httpx
@@ -157,7 +157,9 @@ def _shown(outcome: HoldOutcome, alone: HoldOutcome) -> tuple[str, ...]:
     )
 
 
-def main(drafters: int = 0) -> None:
+def main(
+    drafters: Annotated[int, typer.Option(help="Drafters of the stack, besides the verifier's own methods.")] = 0,
+) -> None:
     """Neighbours refused and slowed by each attack. Its times need a quiet machine; its ratios are of one run."""
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,

@@ -59,7 +59,8 @@ def page_blocks(path: str, markdown: str) -> Iterator[Block]:
         note = _CHECK.fullmatch(lines[number - 2].strip()) if number > 1 else None
         first, end = number, next(n for n in range(number, len(lines)) if lines[n].strip() == "```")
         text = "\n".join(line.removeprefix(fence.group(1)) for line in lines[first:end])
-        yield Block(path, first, fence.group(2), note.group(1) if note else _DEFAULT_CHECKS.get(path, ""), text)
+        default = "" if fence.group(2) in NO_COMMANDS else _DEFAULT_CHECKS.get(path, "")
+        yield Block(path, first, fence.group(2), note.group(1) if note else default, text)
         number = end + 1
 
 
