@@ -25,6 +25,8 @@ from tests.attacks.stack import AttackedStack
 
 # requests of the neighbour, over each of HTTP and gRPC, and how many of them at a time
 NUM_INNOCENTS, _NUM_AT_A_TIME = 18, 3
+# seconds; until one of many receipts is confirmed, on a slow machine
+_CONFIRM_S = 120.0
 _NUM_TOKENS = 4
 # requests of the attacker in the background; all places of the gateway before callers had shares
 _NUM_BACKGROUND = 512
@@ -162,16 +164,20 @@ async def _receipts(stack: AttackedStack, attackers: Counter[str]) -> AsyncItera
     async with http_client(stack, stack.attacker_key) as http:
         told = {"temperature": 1.0, "seed": 1, "logprobs": True, "top_logprobs": 20}
         answer = (await http.post("/v1/chat/completions", json={**wanted, **told})).content
+        has_confirmed = asyncio.Event()
 
         async def verify() -> None:
             while True:
                 reply = await http.post("/v1/receipts/verify", content=answer, headers=headers)
                 is_confirmed = reply.status_code == httpx.codes.OK and reply.json()["confirmed"]
                 attackers["confirmed" if is_confirmed else str(reply.status_code)] += 1
+                if is_confirmed:
+                    has_confirmed.set()
 
         verifying = [asyncio.create_task(verify()) for _ in range(32)]
         await asyncio.sleep(1.0)  # all have been sent
         yield
+        await asyncio.wait_for(has_confirmed.wait(), _CONFIRM_S)
         for task in verifying:
             task.cancel()
         await asyncio.gather(*verifying, return_exceptions=True)
