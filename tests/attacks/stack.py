@@ -42,7 +42,7 @@ def running_stack(run_dir: Path, num_drafters: int = 0) -> Iterator[AttackedStac
         num_drafters=num_drafters,
         gateway_args=("--api-keys-file", str(keys_file)),
     )
-    stack = Stack(settings, run_dir, lambda _message: None)
+    stack = Stack(settings, run_dir, lambda _message: None, in_foreground=True)
     try:
         yield AttackedStack(stack.start(), neighbour_key, attacker_key)
     finally:

@@ -125,7 +125,7 @@ def running_victim(run_dir: Path) -> Iterator[Victim]:
         port=0,
         grpc_port=server_port(),
     )
-    stack = Stack(settings, run_dir, lambda _message: None)
+    stack = Stack(settings, run_dir, lambda _message: None, in_foreground=True)
     try:
         victim = Victim(stack.start(), run_dir)
         with closing(victim.http):
