@@ -22,6 +22,7 @@ from outrider.engine.attention.ops import AttentionOps, LayerShape
 from outrider.engine.attention.paged_kv import CODE_DTYPES
 from outrider.engine.errors import ModelRefused
 from outrider.engine.model import text_part
+from outrider.engine.model.sparse_indexer import INDEXED
 from outrider.engine.model.weight_files import stored_tensors
 from outrider.engine.recurrent.states import RecurrentShape
 from outrider.shared.checkpoint.file_names import linked_parts, weight_files
@@ -46,8 +47,6 @@ _ATTENTION_LAYERS = frozenset({"full_attention", *_SIZES_IN_CONFIG})
 _SPARSE_LAYERS = frozenset(
     {"indexed_attention", "compressed_sparse_attention", "heavily_compressed_attention", "minimax_m3_sparse"}
 )
-# Models whose indexers are replaced by ours (sparse_indexer).
-_INDEXED = frozenset({"deepseek_v32", "dots3_note_text", "glm_moe_dsa"})
 _WITHOUT_ATTENTION = frozenset({"linear_attention", "conv", "mlp", "moe"})
 # Models whose recurrent modules are replaced by our mixers (recurrent/adapt); transformers' flag does not apply to
 # them.
@@ -191,7 +190,7 @@ def _require_known_layers(path: str, config: Any) -> None:
     """Requires that config.json lists no kind of layer that is not computed here."""
     text_config = config.get_text_config()
     known = _ATTENTION_LAYERS | _OTHER_LAYERS.get(text_config.model_type, frozenset())
-    if text_config.model_type in _INDEXED:
+    if text_config.model_type in INDEXED:
         known |= {"indexed_attention"}
     unknown = sorted(set(getattr(text_config, "layer_types", None) or ()) - known)
     sparse = [kind for kind in unknown if kind in _SPARSE_LAYERS]

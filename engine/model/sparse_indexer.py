@@ -22,6 +22,8 @@ from outrider.engine.model.lean import lean_check
 _MIN_KEY_DIM = 16
 # rows of the proof, and keys that each chooses: few enough that none ties at 0 (weights and inputs are positive)
 _NUM_ROWS, _NUM_CHOSEN = 48, 7
+# Model types whose indexers are replaced by ours.
+INDEXED = frozenset({"deepseek_v32", "dots3_note_text", "glm_moe_dsa"})
 _SIZES = ("index_topk", "index_n_heads", "index_head_dim")
 
 
@@ -85,9 +87,9 @@ def _dtype_of(linear: torch.nn.Module) -> torch.dtype | None:
 
 def require_sizes(path: str, config: Any) -> None:
     """Refuses an indexer's sizes that nothing can be chosen with. config: of the text model."""
-    found = {name: getattr(config, name, None) for name in _SIZES}
-    if all(value is None for value in found.values()):
+    if config.model_type not in INDEXED:
         return
+    found = {name: getattr(config, name, None) for name in _SIZES}
     least = {"index_topk": 1, "index_n_heads": 1, "index_head_dim": _MIN_KEY_DIM}
     for name, value in found.items():
         if not isinstance(value, int) or value < least[name]:

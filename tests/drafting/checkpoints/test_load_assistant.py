@@ -120,7 +120,7 @@ def _edited(pair: Pair, *, tensors: dict[str, torch.Tensor | None] | None = None
         ({"tensors": {"masked_embedding.token_ordering": torch.arange(64) + 1}}, "to target id 64, the target has 64"),
         ({"tensors": {"masked_embedding.token_ordering": torch.arange(64) % 32}}, "maps two draft ids to target id 0"),
         ({"tensors": {"model.norm.weight": torch.full((32,), torch.nan)}}, "values that are not finite"),
-        ({"text_config": "x"}, "reading its config"),
+        ({"text_config": "x"}, "its config cannot be read"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(tmp_path: Path, edit: dict[str, Any], says: str) -> None:
