@@ -46,7 +46,7 @@ from outrider.verifier_service.timing.step_costs import StepCosts
 from tests.simulation.grpc_links import SimChannel, SimServer
 from tests.simulation.links import Network
 from tests.simulation.loop import Process
-from tests.simulation.redis_node import SimRedisClient
+from tests.simulation.redis_process.node import SimRedisClient
 from tests.simulation.toy import GRAMMARS, MAX_MODEL_LEN, MODEL, TOKENIZER, GuessingMethod, ToyRunner
 
 # Few blocks: sessions preempt each other.

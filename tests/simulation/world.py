@@ -23,7 +23,7 @@ from tests.simulation.faults import ALL_FAULTS, REDIS_FAULTS, Faults, ProcessFau
 from tests.simulation.key_file import OWNER, KeyFile
 from tests.simulation.links import Network, Trace
 from tests.simulation.loop import Process, SimLoop, StandsStill
-from tests.simulation.redis_node import LOST_S, Journal, RedisNode
+from tests.simulation.redis_process.node import LOST_S, Journal, RedisNode
 from tests.simulation.seams import taken_over
 from tests.simulation.services import DrafterNode, GatewayNode, VerifierNode
 from tests.simulation.toy import MODEL

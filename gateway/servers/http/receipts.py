@@ -31,7 +31,7 @@ from outrider.shared.machine.memory import collection_paused, let_go
 ANSWER_SCHEMA = {"type": "object", "required": ["receipt"], "properties": {"receipt": {"type": "object"}}}
 # tokens; confirmed by a forward besides one; with 32, short requests of others took 3 to 5 times as long as alone, with
 # 4 about twice (`python -m tests.attacks`, 2 cores with AVX2)
-_NUM_AHEAD = 4
+NUM_AHEAD = 4
 
 T = TypeVar("T")
 
@@ -72,7 +72,7 @@ class Receipts:
         self._check_kind(receipt)
         generate = metered(self._service, caller.account).generate
         names = {"owner": caller.owner, "caller": caller.name}
-        return await redrawn(receipt, form, compare, generate, served.tokenizer, num_ahead=_NUM_AHEAD, **names)
+        return await redrawn(receipt, form, compare, generate, served.tokenizer, num_ahead=NUM_AHEAD, **names)
 
     def _check_kind(self, receipt: Receipt) -> None:
         """Raises InvalidRequest unless a verifier of the receipt's kind serves, or none does and one is waited for."""

@@ -14,6 +14,7 @@ import pytest
 from e2e_stack import DEMO_TARGET, RunningStack
 
 from outrider.gateway.answers.read import read_answer
+from outrider.gateway.servers.http.receipts import NUM_AHEAD
 from outrider.offline.verify import ReceiptVerifier
 
 OPEN_FILE: dict[str, Any] = {
@@ -107,7 +108,7 @@ def test_the_fleet_checks_an_answer_in_few_forwards(stack: RunningStack) -> None
     (token_ids,) = answer["receipt"]["token_ids"]
     before = _num_rounds(stack)
     assert _at_the_fleet(stack, answer) == f"confirmed: all {len(token_ids)} tokens"
-    assert _num_rounds(stack) - before <= len(token_ids) / 33 + 3
+    assert _num_rounds(stack) - before <= len(token_ids) / (1 + NUM_AHEAD) + 3
 
 
 def _num_rounds(stack: RunningStack) -> float:

@@ -14,7 +14,7 @@ from tests.redis_server import RedisServer
 from tests.simulation.faults import Faults
 from tests.simulation.links import Network
 from tests.simulation.loop import Process, SimLoop
-from tests.simulation.redis_node import Journal, RedisNode
+from tests.simulation.redis_process.node import Journal, RedisNode
 
 NUM_COMMANDS = 600
 

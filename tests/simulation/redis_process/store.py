@@ -1,6 +1,6 @@
 """The data of a simulated Redis: the commands that the commit log uses, and its real scripts, run by Lua 5.1.
 
-A script is compiled once; replies are those of Redis in RESP2, errors included. tests/simulation/test_redis_node.py
+A script is compiled once; replies are those of Redis in RESP2, errors included. test_redis_node.py
 compares them with a real Redis.
 """
 

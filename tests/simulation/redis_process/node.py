@@ -1,7 +1,7 @@
-"""Redis as a simulated process: it runs the real scripts (redis_store.py); a journal of commands is its file.
+"""Redis as a simulated process: it runs the real scripts (store.py); a journal of commands is its file.
 
 A restart forgets scripts. What else is lost is what `fsync` allows when the machine loses power: nothing with "always",
-the last second with "everysec" (two, as Redis' manual says), all without a file. tests/simulation/test_redis_node.py
+the last second with "everysec" (two, as Redis' manual says), all without a file. test_redis_node.py
 compares it with a real Redis.
 """
 
@@ -21,7 +21,7 @@ from redis.exceptions import OutOfMemoryError
 from outrider.shared.log import commit_scripts
 from tests.simulation.links import Link, Network
 from tests.simulation.loop import Process
-from tests.simulation.redis_store import RedisStore
+from tests.simulation.redis_process.store import RedisStore
 
 # seconds of writes; what each mode may lose with the machine's power
 LOST_S = {"always": 0.0, "everysec": 2.0, "no": float("inf")}

@@ -1,0 +1,1 @@
+"""The simulated Redis: its data, and the process that may lose them."""
