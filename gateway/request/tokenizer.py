@@ -6,7 +6,6 @@ special tokens a prompt gets (BOS). Not here: decoding a growing output (detoken
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from outrider.gateway.request.chat_template import ChatTemplate, Message
 from outrider.gateway.request.token_bound import most_chars_per_token
 from outrider.shared.checkpoint.file_names import older_tokenizer
 from outrider.shared.checkpoint.json_file import read_object
+from outrider.shared.checkpoint.tokenizer_digest import digest_of
 from outrider.shared.errors import ConfigError, InvalidRequest
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
@@ -62,7 +62,7 @@ class Tokenizer:
         self._templates = {source: ChatTemplate(source, special_tokens) for source in sources if source}
         description = json.loads(backend.to_str())
         vocab = {token_id: token for token, token_id in backend.get_vocab(with_added_tokens=True).items()}
-        self.digest = _digest(vocab)
+        self.digest = digest_of(vocab.items())  # added tokens too: with another, the same ids are another text
         self._bytes_per_token = _token_bytes_table(vocab, description)
         # Characters of text per token at most; None if unbounded.
         self.most_chars_per_token = most_chars_per_token(description, self._bytes_per_token)
@@ -183,11 +183,6 @@ def chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 # ---- bytes per token --------------------------------------------------------------------------------------------
-
-
-def _digest(vocab: Mapping[int, str]) -> str:
-    """Returns a digest of all tokens by id, added ones too: with another, the same ids are another text."""
-    return hashlib.blake2b(json.dumps(sorted(vocab.items())).encode(), digest_size=8).hexdigest()
 
 
 def _token_bytes_table(vocab: Mapping[int, str], description: Mapping[str, Any]) -> dict[int, bytes] | None:

@@ -1,4 +1,5 @@
-"""The digest by which a drafter and an engine of another make find out whether their token ids mean the same.
+"""The digest by which two parties find out whether their token ids mean the same: a drafter and an engine of another
+make, a receipt and who verifies it.
 
 Only the standard library: the proposer in another engine computes it too, without the rest of Outrider.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -18,10 +20,14 @@ def tokenizer_digest(folder: str | Path) -> str:
     try:
         vocab = json.loads((Path(folder) / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
         if isinstance(vocab, dict):
-            tokens = sorted((token_id, token) for token, token_id in vocab.items())
+            tokens = [(token_id, token) for token, token_id in vocab.items()]
         else:  # Unigram: tokens with their scores, in order
             tokens = [(token_id, token) for token_id, (token, _) in enumerate(vocab)]
-        text = json.dumps(tokens)
+        return digest_of(tokens) if tokens else ""
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return ""
-    return hashlib.sha256(text.encode()).hexdigest() if tokens else ""
+
+
+def digest_of(tokens: Iterable[tuple[int, str]]) -> str:
+    """Returns the SHA-256 of ids and tokens, whatever their order."""
+    return hashlib.sha256(json.dumps(sorted(tokens)).encode()).hexdigest()
