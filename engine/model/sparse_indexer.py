@@ -24,7 +24,7 @@ _MIN_KEY_DIM = 16
 _NUM_ROWS, _NUM_CHOSEN = 48, 7
 # Model types whose indexers are replaced by ours.
 INDEXED = frozenset({"deepseek_v32", "dots3_note_text", "glm_moe_dsa"})
-_SIZES = ("index_topk", "index_n_heads", "index_head_dim")
+_LEAST_SIZES = {"index_topk": 1, "index_n_heads": 1, "index_head_dim": _MIN_KEY_DIM}
 
 
 class SparseIndexer(torch.nn.Module):
@@ -71,10 +71,8 @@ class SparseIndexer(torch.nn.Module):
         """Rotates the first R elements of heads [T, H, D]."""
         half = self.rotated_dim // 2
         rotated = heads[..., : self.rotated_dim]
-        parts = (
-            (rotated[..., 0::2], rotated[..., 1::2]) if self.in_pairs else (rotated[..., :half], rotated[..., half:])
-        )
-        left, right = parts
+        pairs, halves = (rotated[..., 0::2], rotated[..., 1::2]), (rotated[..., :half], rotated[..., half:])
+        left, right = pairs if self.in_pairs else halves
         turned = (left * cos - right * sin, right * cos + left * sin)
         return torch.cat((*turned, heads[..., self.rotated_dim :]), dim=-1)
 
@@ -89,11 +87,10 @@ def require_sizes(path: str, config: Any) -> None:
     """Refuses an indexer's sizes that nothing can be chosen with. config: of the text model."""
     if config.model_type not in INDEXED:
         return
-    found = {name: getattr(config, name, None) for name in _SIZES}
-    least = {"index_topk": 1, "index_n_heads": 1, "index_head_dim": _MIN_KEY_DIM}
-    for name, value in found.items():
-        if not isinstance(value, int) or value < least[name]:
-            raise ModelRefused(path, f"{name} of its config.json is {value}; it must be at least {least[name]}")
+    for name, least in _LEAST_SIZES.items():
+        value = getattr(config, name, None)
+        if not isinstance(value, int) or value < least:
+            raise ModelRefused(path, f"{name} of its config.json is {value}; it must be at least {least}")
     kinds, num_layers = getattr(config, "indexer_types", None), config.num_hidden_layers
     if kinds is not None and len(kinds) != num_layers:
         raise ModelRefused(path, f"indexer_types of its config.json lists {len(kinds)} of {num_layers} layers")

@@ -8,7 +8,7 @@
     grammar_turns   whether its grammar, if it has one, may be compiled now
     fair_starts     whose output starts next, and how many the verifiers have room for
 
-The servers ask the first three as the bytes come in (`admission`; servers/http/admission, servers/grpc_admission),
+The servers ask the first three as the bytes come in (`auth.Admission`; servers/http/admission, servers/grpc_admission),
 servers/live_service the next two when the request begins, decoding/generation the last two for each output. A
 verifier's own memory is in verifier_service/admission. When a refused caller may try again is in shared/errors, unless
 quotas or log_budget can compute it.
