@@ -17,7 +17,7 @@ from outrider.engine.errors import BackendUnavailable
 from outrider.engine.model.row_kernels import resolve_code_kernels
 from outrider.kernels.errors import KernelArgumentError
 from outrider.kernels.linear.codes import Codes
-from outrider.kernels.linear.int8 import cpu_lines, cpu_panels, cpu_tiles, reference
+from outrider.kernels.linear.int8 import cpu_lines, cpu_narrow_tiles, cpu_panels, cpu_tiles, reference
 from tests.kernels.test_code_panels import CASES, integers, make_coded, make_codes, rows_and_bias, with_other
 from tests.kernels.test_panels import needs_instruction
 
@@ -148,25 +148,29 @@ def test_codes_that_no_law_is_for_are_not_taken() -> None:
         cpu_panels.pack([odd])
 
 
+@pytest.mark.parametrize(("instruction", "seen"), [("avxvnni", "vpdpbusd\t%ymm"), ("avx2", "vpmaddubsw\t")])
 @pytest.mark.parametrize("name", ["q4_1", "iq4", "q6_k"])
-def test_half_registers_give_the_same_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The code for CPUs with AVX-VNNI alone, on this one."""
-    codes = TAKEN[name]
-    packed, (x, _) = cpu_panels.pack([codes]), rows_and_bias(codes)
+def test_half_registers_give_the_same_bits(
+    name: str, instruction: str, seen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The code for CPUs without VNNI of 64 bytes, on one that has it."""
     if cpu_lines.instruction() != "avx512vnni":
         pytest.skip("this CPU has no VNNI of 64 bytes: all other tests are of half registers")
-    monkeypatch.setattr(cpu_lines, "instruction", lambda: "avxvnni")
-    names = ", ".join(f"a{place}" for place in range(20))
-    scope = {"add": cpu_tiles._add}
+    for module in (cpu_lines, cpu_narrow_tiles):
+        monkeypatch.setattr(module, "instruction", lambda: instruction)
+    codes = TAKEN[name]
+    packed, (x, _) = cpu_panels.pack([codes]), rows_and_bias(codes)
+    names = ", ".join(f"a{place}" for place in range(19))
+    scope = {"add": cpu_narrow_tiles.add}
     exec(f"def entry({names}):\n    add({names})", scope)
-    compiled = cfunc(types.void(*[types.int64] * 20))(scope["entry"])
-    assert "vpdpbusd\t%ymm" in compiled._library.get_asm_str()
+    compiled = cfunc(types.void(*[types.int64] * 19))(scope["entry"])
+    assert seen in compiled._library.get_asm_str()
     q, groups = cpu_panels._quantised(x[:2].contiguous(), packed, 2)
     panel = dict(zip(cpu_tiles.Panel.names, packed.panels[0].tolist(), strict=True))
     totals = torch.zeros(2, 64)
-    call = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 20)(compiled.address)
+    call = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 19)(compiled.address)
     call(
-        packed.parts[0].kind, 2, 0, q.data_ptr(), q.stride(0), groups.data_ptr(), 4 * groups.stride(0), panel["lines"],
+        packed.parts[0].kind, 2, q.data_ptr(), q.stride(0), groups.data_ptr(), 4 * groups.stride(0), panel["lines"],
         q.shape[1] // 4, panel["group_lines"], panel["table"], panel["base"], panel["scales"], panel["minimums"],
         panel["scale_bytes"], panel["scale_steps"], panel["minimum_steps"], panel["step_shift"], 0, totals.data_ptr(),
     )  # fmt: skip

@@ -4,7 +4,8 @@ A line is QUAD adjacent inputs of a panel's 64 columns: 256 codes, in LLVM four 
 quads of columns 16 v to 16 v + 15. Bytes are unsigned: the number minus the weight's base.
 
     kind   bytes  content
-    i4     128    64 bytes: vector 0 in the low halves, 1 in the high ones; 64 bytes: likewise 2 and 3
+    i4     128    64 bytes: vector 0 in the low halves, 1 in the high ones; 64 bytes: likewise 2 and 3.
+                  Where not `takes_whole_lines`, 32 bytes for each vector: its first 32 in the low halves
     table  128    likewise, indices into 16 bytes
     i5     160    as i4, the lower four bits; then 8 bytes for each vector, its fifth bits
     i6     192    as i4, the lower four bits; then 64 bytes, the other two of vector v in bits 2 v and 2 v + 1
@@ -24,7 +25,7 @@ from llvmlite import binding, ir
 from numba import njit, types
 
 from outrider.kernels.cpu.emitters import Builder, Value, load, look_up_bytes, offset
-from outrider.kernels.cpu.simd import load_u8
+from outrider.kernels.cpu.simd import load_u8, operation
 from outrider.kernels.linear.codes import bytes_in
 from outrider.kernels.linear.cpu_code_packing import slabs
 from outrider.kernels.linear.cpu_panel_coding import PANEL_COLUMNS
@@ -34,6 +35,8 @@ I4, TABLE, I5, I6, I8 = range(5)
 # Name of each kind, from the bits of a weight and of an activation.
 NAMES = ("w4a8", "w4a8", "w5a8", "w6a8", "w8a8")
 LINE_BYTES = (128, 128, 160, 192, 256)
+# bytes; a row's numbers of a group: step (float32), sum of its codes (int32), their product (float32)
+GROUP_BYTES = 12
 # number that byte 0 stands for, where bytes take the whole range
 LOWEST_NUMBER = -128
 _VALUES = ((I4, 16), (I5, 32), (I6, 64))
@@ -43,6 +46,7 @@ _HALVES_BYTES = 2 * _VECTOR_BYTES  # bytes of a line that are lower halves and u
 _I8, _I16, _I32, _I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 _BYTES, _WORDS, _BITS = ir.VectorType(_I8, 64), ir.VectorType(_I16, 32), ir.VectorType(ir.IntType(1), 64)
 _PLACES = ir.VectorType(_I32, 64)
+_HALF_OF_BYTES, _HALF_OF_WORDS = ir.VectorType(_I8, 32), ir.VectorType(_I16, 16)
 _i = types.int64
 
 
@@ -54,6 +58,17 @@ def instruction() -> str | None:
     """
     features = binding.get_host_cpu_features()
     return next((name for name in ("avx512vnni", "avxvnni", "avx2") if features.get(name)), None)
+
+
+def takes_whole_lines() -> bool:
+    """Returns whether products of bytes take vectors of 64 bytes, in 32 registers: a pass is over all columns."""
+    return instruction() == "avx512vnni"
+
+
+@operation(_i)
+def lines_are_whole(_builder: Builder) -> Value:
+    """A constant of the code that is compiled: 1 if `takes_whole_lines`, else 0."""
+    return ir.Constant(_I64, int(takes_whole_lines()))
 
 
 class LineDecoder:
@@ -68,32 +83,54 @@ class LineDecoder:
             self._table = builder.shuffle_vector(values, values, places)
 
     def vectors(self, line: Value) -> Iterator[Value]:
-        """The four vectors of the line at an address, unsigned bytes."""
+        """The four vectors of the line at an address, unsigned bytes. Only where `takes_whole_lines`."""
+        for vector in range(QUAD):
+            if self._kind == I8:
+                yield self._whole(line, vector)
+            else:
+                both = load(self._builder, offset(self._builder, line, _VECTOR_BYTES, vector // 2), _BYTES, 1)
+                lower = self._builder.and_(self._shifted(both, 4 * (vector % 2)), _in_bytes(15))
+                yield self._completed(lower, line, vector)
+
+    def vector(self, line: Value, vector: Value) -> Value:
+        """One vector of the line at an address, unsigned bytes. Only where not `takes_whole_lines`."""
         builder = self._builder
         if self._kind == I8:
-            for vector in range(QUAD):
-                yield load(builder, offset(builder, line, _VECTOR_BYTES, vector), _BYTES, 1)
-            return
-        for vector in range(QUAD):
-            both = load(builder, offset(builder, line, _VECTOR_BYTES, vector // 2), _BYTES, 1)
-            lower = builder.and_(self._shifted(both, 4 * (vector % 2)), _in_bytes(15))
-            if self._kind == TABLE:
-                yield look_up_bytes(builder, self._table, lower)
-            elif self._kind == I4:
-                yield lower
-            else:
-                yield builder.or_(lower, self._fifth(line, vector) if self._kind == I5 else self._upper(line, vector))
+            return self._whole(line, vector)
+        both = load(builder, offset(builder, line, _VECTOR_BYTES // 2, vector), _HALF_OF_BYTES, 1)
+        words = builder.bitcast(both, _HALF_OF_WORDS)
+        high = builder.bitcast(builder.lshr(words, ir.Constant(_HALF_OF_WORDS, [4] * 16)), _HALF_OF_BYTES)
+        halves = builder.shuffle_vector(both, high, ir.Constant(_PLACES, list(range(64))))
+        return self._completed(builder.and_(halves, _in_bytes(15)), line, vector)
 
-    def _fifth(self, line: Value, vector: int) -> Value:
+    def _whole(self, line: Value, vector: Value | int) -> Value:
+        return load(self._builder, offset(self._builder, line, _VECTOR_BYTES, vector), _BYTES, 1)
+
+    def _completed(self, lower: Value, line: Value, vector: Value | int) -> Value:
+        """The bytes whose lower four bits are known."""
+        if self._kind == TABLE:
+            return look_up_bytes(self._builder, self._table, lower)
+        if self._kind == I4:
+            return lower
+        upper = self._fifth(line, vector) if self._kind == I5 else self._upper(line, vector)
+        return self._builder.or_(lower, upper)
+
+    def _fifth(self, line: Value, vector: Value | int) -> Value:
         builder = self._builder
-        place = builder.add(line, ir.Constant(_I64, _HALVES_BYTES + 8 * vector))
+        place = offset(builder, builder.add(line, ir.Constant(_I64, _HALVES_BYTES)), 8, vector)
         bits = builder.bitcast(load(builder, place, _I64, 1), _BITS)
         return builder.select(bits, _in_bytes(16), _in_bytes(0))
 
-    def _upper(self, line: Value, vector: int) -> Value:
+    def _upper(self, line: Value, vector: Value | int) -> Value:
         builder = self._builder
         rest = load(builder, builder.add(line, ir.Constant(_I64, _HALVES_BYTES)), _BYTES, 1)
-        return builder.and_(self._shifted(rest, 2 * vector - 4), _in_bytes(48))
+        if isinstance(vector, int):
+            return builder.and_(self._shifted(rest, 2 * vector - 4), _in_bytes(48))
+        bits = builder.trunc(builder.shl(vector, ir.Constant(_I64, 1)), _I16)
+        by = builder.insert_element(ir.Constant(_WORDS, ir.Undefined), bits, ir.Constant(_I32, 0))
+        by = builder.shuffle_vector(by, by, ir.Constant(ir.VectorType(_I32, 32), [0] * 32))
+        shifted = builder.bitcast(builder.lshr(builder.bitcast(rest, _WORDS), by), _BYTES)
+        return self._shifted(builder.and_(shifted, _in_bytes(3)), -4)
 
     def _shifted(self, both: Value, bits: int) -> Value:
         """Bytes shifted right, left if bits is negative; those that come from a neighbour are to be masked."""
@@ -115,7 +152,8 @@ def code_at(panel, line, number):  # type: ignore[no-untyped-def]
     vector, place = number // _VECTOR_BYTES, number % _VECTOR_BYTES
     if panel.kind == I8:
         return types.float32(load_u8(start + number) + panel.base)
-    byte = load_u8(start + _VECTOR_BYTES * (vector // 2) + place) >> (4 * (vector % 2)) & 15
+    half = _VECTOR_BYTES if lines_are_whole() else _VECTOR_BYTES // 2
+    byte = load_u8(start + half * (number // (2 * half)) + number % half) >> (4 * (number // half % 2)) & 15
     if panel.kind == TABLE:
         byte = load_u8(panel.table + byte)
     elif panel.kind == I5:
@@ -151,6 +189,8 @@ def _lines_of(kind: int, vectors: torch.Tensor) -> torch.Tensor:
     if kind == I8:
         return vectors.flatten(2)
     lower = vectors & 15
+    if not takes_whole_lines():
+        lower = lower.unflatten(3, (2, -1)).flatten(2, 3)
     halves = (lower[:, :, ::2] | lower[:, :, 1::2] << 4).flatten(2)
     if kind in (I4, TABLE):
         return halves

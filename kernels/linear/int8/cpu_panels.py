@@ -88,7 +88,7 @@ def _quantised(x: torch.Tensor, packed: Int8Panels, num_rows: int) -> tuple[torc
     """The rows' codes int8 [T, whole quads], and the numbers of their groups [T, G * 3], of 32 bits each."""
     num_inputs, size = packed.num_inputs, packed.group_inputs
     codes = x.new_empty((num_rows, num_inputs + -num_inputs % reference.QUAD), dtype=torch.int8)
-    groups = x.new_empty((num_rows, -(-num_inputs // size) * tiles.GROUP_BYTES // 4), dtype=torch.float32)
+    groups = x.new_empty((num_rows, -(-num_inputs // size) * lines.GROUP_BYTES // 4), dtype=torch.float32)
     threads = bf16_panels.num_threads(0, num_rows)
     call = cpu_rows.QuantiseRecord(
         x.data_ptr(), 2 * num_inputs, num_inputs, 0 if packed.order is None else packed.order.data_ptr(), size,

@@ -39,8 +39,7 @@ from outrider.kernels.cpu.simd import (
 from outrider.kernels.linear.cpu_code_rows import Rows, put_in_order, store_row, store_weight
 from outrider.kernels.linear.cpu_code_tiles import Panel
 from outrider.kernels.linear.cpu_panel_coding import PANEL_COLUMNS, pointer
-from outrider.kernels.linear.int8.cpu_lines import code_at
-from outrider.kernels.linear.int8.cpu_tiles import GROUP_BYTES
+from outrider.kernels.linear.int8.cpu_lines import GROUP_BYTES, code_at
 from outrider.kernels.linear.int8.reference import LARGEST_CODE, QUAD, SMALLEST_MAGNITUDE
 
 _i, _f, _v = types.int64, types.float32, Vec16()

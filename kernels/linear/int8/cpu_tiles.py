@@ -1,9 +1,9 @@
 """Linears in integers over panels of codes, compiled: rows of 8 bits against panels of 64 columns.
 
 The law is int8.reference's. `vpdpbusd` adds to each 32-bit lane the products of four unsigned bytes, the codes, with
-four signed ones, the row's; where it is missing, `vpmaddubsw` and `vpmaddwd` do. Sums of a group begin with its base
-times the sum of the row's codes. Lines are decoded in registers, for up to six rows at a time; their order changes no
-bit, since the sums are integers.
+four signed ones, the row's. Sums of a group begin with its base times the sum of the row's codes. Lines are decoded in
+registers, for up to six rows at a time; their order changes no bit, since the sums are integers. Here in 32 registers,
+for all columns at once; in cpu_narrow_tiles in 16, for 16 columns.
 Needs an instruction of cpu_lines.instruction (checked by the caller) and numba.
 """
 
@@ -17,7 +17,6 @@ from numba import carray, njit, types
 from numba.core import cgutils
 
 from outrider.kernels.cpu.emitters import (
-    BYTES,
     LANES,
     VECTOR_BYTES,
     VF32,
@@ -27,45 +26,47 @@ from outrider.kernels.cpu.emitters import (
     call_on_registers,
     emit_prefetch,
     fma,
-    has_wide_registers,
     load,
     offset,
     splat,
     store,
 )
 from outrider.kernels.cpu.record import record_types
-from outrider.kernels.cpu.simd import for_each, operation, registers_are_wide, vsplat, vstore
+from outrider.kernels.cpu.simd import for_each, operation, vsplat, vstore
 from outrider.kernels.linear.cpu_code_tiles import Panel, load_factors
 from outrider.kernels.linear.cpu_panel_coding import PANEL_COLUMNS, pointer
 from outrider.kernels.linear.cpu_panel_tiles import ROW_BYTES, TILE_ROWS, finish
-from outrider.kernels.linear.int8.cpu_lines import I4, I5, I6, I8, LINE_BYTES, TABLE, LineDecoder, instruction
+from outrider.kernels.linear.int8 import cpu_narrow_tiles as narrow
+from outrider.kernels.linear.int8.cpu_lines import (
+    GROUP_BYTES,
+    I4,
+    I5,
+    I6,
+    I8,
+    LINE_BYTES,
+    TABLE,
+    LineDecoder,
+    lines_are_whole,
+    takes_whole_lines,
+)
 from outrider.kernels.linear.int8.reference import QUAD
 
 _VECTORS = PANEL_COLUMNS // LANES
 SCRATCH_BYTES = TILE_ROWS * ROW_BYTES
-# bytes; a row's numbers of a group: step (float32), sum of its codes (int32), their product (float32)
-GROUP_BYTES = 12
 # bytes; prefetch distance. Lines are read faster than for bf16, and 3072 is too late for memory: 3.35 -> 3.08 ms for
 # 66 MB at one row (one core of an AMD EPYC, Zen 4); 12288 takes 3.17, no difference from four rows on
 _AHEAD_BYTES = 8192
 # rows of one pass: their sums and a line fill 28 of 32 registers
 _MAX_GROUP_ROWS = 6
-# rows of one pass on a CPU with 16 registers of eight numbers: of all columns at once, and of 32 after 32
-_MAX_ROWS_OF_A_NARROW_PANEL, _MAX_NARROW_ROWS = 2, 3
 # rows of one pass; their sums and totals fit in 32 registers
 _MAX_ROWS_WITH_TOTALS_IN_REGISTERS = 3
 # lines; read by all passes over the rows while they are in L1
 _CHUNK_LINES = 64
-_I16, _I32, _I64, _F32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
-_WORDS = ir.VectorType(_I16, 32)
+_I32, _I64, _F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
 _i = types.int64
-_DOT = "llvm.x86.avx512.vpdpbusd.512", "llvm.x86.avx512.vpdpbusd.256"
-_ADD_BYTES, _ADD_WORDS = ("", "llvm.x86.avx2.pmadd.ub.sw"), ("", "llvm.x86.avx2.pmadd.wd")
-# kinds whose bytes are below 64: two products of them fit in 16 bits
-_SMALL_KINDS = (I4, I5, I6)
+_DOT = "llvm.x86.avx512.vpdpbusd.512", ""
 _ZERO, _ONE = ir.Constant(_I64, 0), ir.Constant(_I64, 1)
-# lines of a group of 32 inputs, added without a loop where registers are wide: LLVM's own unrolling puts four lines'
-# prefetches in one burst
+# lines of a group of 32 inputs, added without a loop: LLVM's own unrolling puts four lines' prefetches in one burst
 _UNROLLED_LINES = 8
 
 
@@ -89,27 +90,9 @@ class CallFields(NamedTuple):
 CallRecord, Call = record_types(CallFields)
 
 
-def dot_quads(builder: Builder, kind: int, total: Value, codes: Value, quad: Value) -> Value:
-    """total + the products of each lane's four unsigned codes of a kind with four signed ones, exactly."""
-    has = instruction()
-    if has != "avx2":
-        operands = [total, builder.bitcast(codes, VI32), quad]
-        return call_on_registers(builder, _DOT, _I32, operands, is_wide=has == "avx512vnni")
-    if kind in _SMALL_KINDS:
-        operands = [codes, builder.bitcast(quad, BYTES)]
-        of_pairs = call_on_registers(builder, _ADD_BYTES, _I16, operands, is_wide=False)
-        return builder.add(total, _add_words(builder, of_pairs, ir.Constant(_WORDS, [1] * 32)))
-    codes, numbers, eight = (
-        builder.bitcast(codes, _WORDS), builder.bitcast(quad, _WORDS), ir.Constant(_WORDS, [8] * 32),
-    )  # fmt: skip
-    even = builder.and_(codes, ir.Constant(_WORDS, [255] * 32)), builder.ashr(builder.shl(numbers, eight), eight)
-    odd = builder.lshr(codes, eight), builder.ashr(numbers, eight)
-    return builder.add(builder.add(total, _add_words(builder, *even)), _add_words(builder, *odd))
-
-
-def _add_words(builder: Builder, left: Value, right: Value) -> Value:
-    """The products of signed words, added in pairs."""
-    return call_on_registers(builder, _ADD_WORDS, _I32, [left, right], is_wide=False)
+def _dot_quads(builder: Builder, total: Value, codes: Value, quad: Value) -> Value:
+    """total + the products of each lane's four unsigned codes with four signed ones, exactly."""
+    return call_on_registers(builder, _DOT, _I32, [total, builder.bitcast(codes, VI32), quad], is_wide=True)
 
 
 def _add_line(
@@ -118,7 +101,6 @@ def _add_line(
     decoder: LineDecoder,
     lines: Value,
     rows: list[Value],
-    vectors: range,
     sums: Any,
     j: Value,
 ) -> None:
@@ -129,23 +111,16 @@ def _add_line(
     columns = list(decoder.vectors(line))
     for r, row in enumerate(rows):
         quad = splat(builder, load(builder, offset(builder, row, QUAD, j), _I32, 1))
-        for v in vectors:
-            builder.store(dot_quads(builder, kind, builder.load(sums[r, v]), columns[v], quad), sums[r, v])
+        for v, column in enumerate(columns):
+            builder.store(_dot_quads(builder, builder.load(sums[r, v]), column, quad), sums[r, v])
 
 
-@njit
-def _vectors_at_once(is_wide, num_rows):  # type: ignore[no-untyped-def]
-    """Vectors of columns in a pass over the lines. is_wide: there are 32 registers of 16 numbers."""
-    return _VECTORS if is_wide or num_rows <= _MAX_ROWS_OF_A_NARROW_PANEL else _VECTORS // 2
-
-
-@operation(types.void, *[_i] * 20)
-@for_each((I4, TABLE, I5, I6, I8), range(1, _MAX_GROUP_ROWS + 1), (0, _VECTORS // 2))
+@operation(types.void, *[_i] * 19)
+@for_each((I4, TABLE, I5, I6, I8), range(1, _MAX_GROUP_ROWS + 1))
 def _add(
     builder: Builder,
     kind: int,
     num_rows: int,
-    first_vector: int,
     x: Value,
     x_stride: Value,
     x_groups: Value,
@@ -164,14 +139,11 @@ def _add(
     first_group: Value,
     totals: Value,
 ) -> None:
-    """Add the groups of num_lines lines to totals[r, :], from first_vector on; the first line begins a group."""
-    is_wide = has_wide_registers()
-    at_once = _vectors_at_once.py_func(is_wide, num_rows)
-    if first_vector % at_once or (num_rows > _MAX_NARROW_ROWS and not is_wide):
+    """Add the groups of num_lines lines to totals[r, :]; the first line begins a group."""
+    if not takes_whole_lines():
         return
-    vectors = range(first_vector, first_vector + at_once)
     decoder = LineDecoder(builder, kind, table)
-    cells = [(r, v) for r in range(num_rows) for v in vectors]
+    cells = [(r, v) for r in range(num_rows) for v in range(_VECTORS)]
     sums = {cell: cgutils.alloca_once(builder, VI32) for cell in cells}
     going_on = {cell: cgutils.alloca_once(builder, VF32) for cell in cells}
     factors = [cgutils.alloca_once(builder, VF32) for _ in range(_VECTORS)]
@@ -187,17 +159,16 @@ def _add(
         numbers = [offset(builder, groups[r], GROUP_BYTES, group) for r in range(num_rows)]
         for r in range(num_rows):
             begin = builder.mul(load(builder, offset(builder, numbers[r], 4, 1), _I32, 4), base32)
-            for v in vectors:
+            for v in range(_VECTORS):
                 builder.store(splat(builder, begin), sums[r, v])
         first = builder.mul(group, group_lines)
         end = builder.add(first, group_lines)
         end = builder.select(builder.icmp_signed("<", end, num_lines), end, num_lines)
-        add_line = functools.partial(_add_line, builder, kind, decoder, lines, rows, vectors, sums)
+        add_line = functools.partial(_add_line, builder, kind, decoder, lines, rows, sums)
         is_whole = builder.icmp_signed("==", builder.sub(end, first), ir.Constant(_I64, _UNROLLED_LINES))
-        unrolls = builder.and_(is_whole, ir.Constant(ir.IntType(1), int(is_wide)))
-        with builder.if_else(unrolls) as (whole, others):
+        with builder.if_else(is_whole) as (whole, others):
             with whole:
-                for place in range(_UNROLLED_LINES if is_wide else 0):
+                for place in range(_UNROLLED_LINES):
                     add_line(builder.add(first, ir.Constant(_I64, place)))
             with others, cgutils.for_range_slice(builder, first, end, _ONE, _I64) as (j, _n):
                 add_line(j)
@@ -222,25 +193,34 @@ def _add(
 
 
 @njit
+def _max_rows(kind):  # type: ignore[no-untyped-def]
+    """Most rows of one pass."""
+    return _MAX_GROUP_ROWS if lines_are_whole() else narrow.max_rows(kind)
+
+
+@njit
 def _add_chunk(call, panel, first, num_lines, first_row, num_rows, totals):  # type: ignore[no-untyped-def]
     """Add the products of the whole groups in lines [first, first + num_lines), for all rows in even passes."""
     lines = panel.lines + first * LINE_BYTES[panel.kind]
     first_group = first // panel.group_lines
     group_bytes = first_group * PANEL_COLUMNS * panel.scale_bytes
     minimums = 0 if panel.minimums == 0 else panel.minimums + group_bytes
-    max_rows = _MAX_GROUP_ROWS if registers_are_wide() else _MAX_NARROW_ROWS
+    max_rows = _max_rows(panel.kind)
     num_passes = (num_rows + max_rows - 1) // max_rows
     row = 0
     for number in range(num_passes):
         end = (number + 1) * num_rows // num_passes
         x = call.x + (first_row + row) * call.x_stride + QUAD * first
         x_groups = call.x_groups + (first_row + row) * call.x_groups_stride + GROUP_BYTES * first_group
-        for first_vector in range(0, _VECTORS, _vectors_at_once(registers_are_wide(), end - row)):
-            _add(
-                panel.kind, end - row, first_vector, x, call.x_stride, x_groups, call.x_groups_stride, lines, num_lines,
-                panel.group_lines, panel.table, panel.base, panel.scales + group_bytes, minimums, panel.scale_bytes,
-                panel.scale_steps, panel.minimum_steps, panel.step_shift, first_group, totals + row * ROW_BYTES,
-            )  # fmt: skip
+        products = (
+            panel.kind, end - row, x, call.x_stride, x_groups, call.x_groups_stride, lines, num_lines,
+            panel.group_lines, panel.table, panel.base, panel.scales + group_bytes, minimums, panel.scale_bytes,
+            panel.scale_steps, panel.minimum_steps, panel.step_shift, first_group, totals + row * ROW_BYTES,
+        )  # fmt: skip
+        if lines_are_whole():
+            _add(*products)
+        else:
+            narrow.add(*products)
         row = end
 
 
@@ -255,7 +235,7 @@ def run_panel(address, unit, thread):  # type: ignore[no-untyped-def]
         for place in range(0, num_rows * ROW_BYTES, VECTOR_BYTES):
             vstore(totals + place, vsplat(types.float32(0.0)))
         chunk_lines = call.num_lines
-        if num_rows > (_MAX_GROUP_ROWS if registers_are_wide() else _MAX_ROWS_OF_A_NARROW_PANEL):
+        if num_rows > _max_rows(panel.kind):
             chunk_lines = max(1, _CHUNK_LINES // panel.group_lines) * panel.group_lines
         for first in range(0, call.num_lines, chunk_lines):
             num_lines = min(chunk_lines, call.num_lines - first)
