@@ -219,7 +219,7 @@ CHAT = Show(
             f"Write this as JSON with the keys name, date_of_birth, street, city, country, phone, email:\n\n{_FORM}",
         ),
         Question("Extend a function", f"Add French to this function:\n\n```python\n{_FUNCTION}\n```"),
-        Question("An open question", "Give me three tips for sleeping well."),
+        Question("An open question", "Explain in a few sentences how rainbows form."),
     ),
     _chat,
 )
