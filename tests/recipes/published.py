@@ -72,6 +72,27 @@ def with_images(write: Write, model_type: str, class_name: str, folder: Path) ->
     (folder / "config.json").write_text(json.dumps(whole))
 
 
+def dots3_note(folder: Path) -> None:
+    """Its text model's settings are at the top, and nothing there says that it has an MTP layer."""
+    mtp_target("dots3_note", folder)
+    other_parts = {
+        "vision_config": {"adapter_out_dim": 32, "num_hidden_layers": 1},
+        "audio_config": {"whisper_adapter_out_dim": 32},
+    }
+    config = {name: value for name, value in _config(folder).items() if name != "num_nextn_predict_layers"}
+    tensors = load_file(folder / "model.safetensors") | {"vision_encoder.post_trunk_norm.weight": torch.zeros(8)}
+    _write(folder, config | {"model_type": "dots3_note"} | other_parts, tensors)
+
+
+def intern_s2_preview(folder: Path) -> None:
+    """Qwen3.5's text model and images, and time series."""
+    write = partial(mtp_target, "qwen3_5_moe")
+    with_images(write, "intern_s2_preview", "InternS2PreviewForConditionalGeneration", folder)
+    tensors = load_file(folder / "model.safetensors") | {"model.time_series.norm.weight": torch.zeros(8)}
+    config = _config(folder) | {"ts_config": {"model_type": "interns2_preview_time_series"}}
+    _write(folder, config | {"auto_map": {"AutoConfig": "configuration_interns2_preview.Config"}}, tensors)
+
+
 def without_images(folder: Path) -> None:
     """Step-3.5: the text model of Step-3.7, alone."""
     mtp_target("step3p7", folder)
@@ -265,25 +286,50 @@ def dspark(folder: Path, *, hidden: int, layers: tuple[int, ...]) -> None:
 
 def eagle3_with_latents(folder: Path, *, hidden: int) -> None:
     """An EAGLE-3 head whose layer has latent attention."""
-    config = _decoder(hidden, architectures=["Eagle3DeepseekV2ForCausalLM"], draft_vocab_size=VOCAB, kv_lora_rank=16)
-    tensors = {
+    config = _decoder(hidden, architectures=["Eagle3DeepseekV2ForCausalLM"], draft_vocab_size=VOCAB) | _LATENT_SIZES
+    tensors = _with_latents(_layer("layers.0", hidden, 2 * hidden)) | {
         "fc.weight": _numbers(hidden, 3 * hidden, seed=32),
         "norm.weight": _numbers(hidden, seed=33),
         "lm_head.weight": _numbers(VOCAB, hidden, seed=34),
         "layers.0.hidden_norm.weight": _numbers(hidden, seed=31),
-        "layers.0.self_attn.kv_a_proj_with_mqa.weight": _numbers(24, 2 * hidden, seed=35),
     }
     _write(folder, config, tensors)
 
 
-def mistral_eagle(folder: Path, *, hidden: int, **params: Any) -> None:
+_LATENT_SIZES = {
+    "kv_lora_rank": 16,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+}
+
+
+def _with_latents(layer: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A layer of `_layer` with DeepSeek's attention in place of Llama's."""
+    found = {name: part for name, part in layer.items() if ".self_attn." not in name}
+    for name, query in ((name, part) for name, part in layer.items() if name.endswith(".q_proj.weight")):
+        inputs, hidden = query.shape[1], layer[name.replace(".q_proj.", ".o_proj.")].shape[0]
+        shapes = {"q_a_proj": (24, inputs), "q_a_layernorm": (24,), "q_b_proj": (48, 24), "o_proj": (hidden, 32)}
+        shapes |= {"kv_a_proj_with_mqa": (24, inputs), "kv_a_layernorm": (16,), "kv_b_proj": (64, 16)}
+        for place, (part, shape) in enumerate(shapes.items()):
+            found[name.replace(".q_proj.", f".{part}.")] = _numbers(*shape, seed=90 + place)
+    return found
+
+
+def mistral_eagle(folder: Path, *, hidden: int, has_latents: bool = False) -> None:
     sizes = {"dim": hidden, "n_layers": 1, "head_dim": 16, "hidden_dim": 40, "n_heads": 2, "n_kv_heads": 1}
     tensors = _layer("layers.0", hidden, hidden) | {
         "fc.weight": _numbers(hidden, 2 * hidden, seed=20),
         "norm.weight": _numbers(hidden, seed=23),
     }
     rest = {"norm_eps": 1e-5, "vocab_size": VOCAB, "rope_theta": 10000.0, "max_position_embeddings": CONTEXT}
-    write_mistral(folder, sizes | rest | params, tensors)
+    if has_latents:
+        yarn = {"original_max_position_embeddings": 8192, "factor": 128, "apply_scale": False, "beta": 32, "alpha": 1}
+        scaling = {"beta": 0.1, "original_max_position_embeddings": 8192}
+        sizes |= _LATENT_SIZES | {"yarn": yarn, "llama_4_scaling": scaling}
+        tensors = _with_latents(tensors)
+    write_mistral(folder, sizes | rest, tensors)
 
 
 def only_config(folder: Path, **config: Any) -> None:
@@ -342,18 +388,18 @@ PUBLISHED: dict[str, Write] = {
     "baidu/ERNIE-4.5-300B-A47B-PT": _ERNIE,
     "deepseek-ai/DeepSeek-V4-Flash": _DEEPSEEK_V4,
     "deepseek-ai/DeepSeek-V4-Flash-0731": _DEEPSEEK_V4,
-    "dots-studio/dots3-note-prev-fp8": partial(only_config, model_type="dots3_note", vocab_size=8),
+    "dots-studio/dots3-note-prev-fp8": partial(packed, dots3_note, _FP8),
     "google/gemma-4-31B-it": partial(with_images, gemma4, "gemma4", "Gemma4ForConditionalGeneration"),
     "google/gemma-4-31B-it-assistant": gemma4_assistant,
     "inclusionAI/Ling-3.0-flash": partial(only_config, model_type="bailing_hybrid", vocab_size=8),
-    "internlm/Intern-S2-Preview": partial(only_config, model_type="interns2_preview", vocab_size=8),
+    "internlm/Intern-S2-Preview": intern_s2_preview,
     "meta-llama/Llama-3.1-8B-Instruct": partial(plain, "llama", num_hidden_layers=8),
     "RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3": partial(eagle3_speculator, hidden=48),
     "mindlab-research/Macaron-V1-Coding-Venti": _GLM_DSA,
     "mistralai/Mistral-Medium-3.5-128B": partial(wrapper, "mistral3 ministral3"),
     "mistralai/Mistral-Medium-3.5-128B-EAGLE": partial(mistral_eagle, hidden=80),
     "mistralai/Mistral-Small-4-119B-2603": partial(wrapper, "mistral3 mistral4"),
-    "mistralai/Mistral-Small-4-119B-2603-eagle": partial(mistral_eagle, hidden=80, kv_lora_rank=16),
+    "mistralai/Mistral-Small-4-119B-2603-eagle": partial(mistral_eagle, hidden=80, has_latents=True),
     "nvidia/Kimi-K2.6-NVFP4": partial(packed, partial(wrapper, "kimi_k25", num_hidden_layers=8), "modelopt-nvfp4"),
     "lightseekorg/kimi-k2.6-eagle3-mla": partial(eagle3_with_latents, hidden=80),
     "nvidia/MiniMax-M3-NVFP4": _MINIMAX_M3,
