@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from transformers import AutoConfig
+from transformers import CONFIG_MAPPING, AutoConfig
 
 from outrider.engine.attention.layer import AttentionProbe, PagedContext, UnsupportedAttention
 from outrider.engine.attention.ops import AttentionOps, LayerShape
@@ -26,6 +26,7 @@ from outrider.engine.model.sparse_indexer import INDEXED
 from outrider.engine.model.weight_files import stored_tensors
 from outrider.engine.recurrent.states import RecurrentShape
 from outrider.shared.checkpoint.file_names import linked_parts, weight_files
+from outrider.shared.checkpoint.json_file import read_object
 from outrider.shared.checkpoint.quantization import read_quantization, require_readable
 from outrider.shared.errors import ConfigError
 from outrider.shared.vllm_keys import KV_CACHE_DTYPES
@@ -69,8 +70,13 @@ _PACKED_NAME = re.compile(
 def read_config(path: str) -> Any:
     """Reads the checkpoint's config; refuses checkpoints with their own code or quantised weights that are not read."""
     try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
+        fields = read_object(Path(path) / "config.json")
+        known = text_part.READ_AS.get(str(fields.get("model_type")))
+        if known is not None:
+            config = CONFIG_MAPPING[known].from_dict(fields | {"model_type": known})
+        else:
+            config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    except (ConfigError, OSError, ValueError, KeyError, StrictDataclassError) as error:
         raise ModelRefused(
             path,
             f"its config cannot be read: {error}",
