@@ -76,7 +76,7 @@ def dots3_note(folder: Path) -> None:
     """Its text model's settings are at the top, and nothing there says that it has an MTP layer."""
     mtp_target("dots3_note", folder)
     other_parts = {
-        "vision_config": {"adapter_out_dim": 32, "num_hidden_layers": 1},
+        "vision_config": {"adapter_out_dim": 32},
         "audio_config": {"whisper_adapter_out_dim": 32},
     }
     config = {name: value for name, value in _config(folder).items() if name != "num_nextn_predict_layers"}
@@ -154,14 +154,12 @@ def packed(write: Write, case_name: str, folder: Path) -> None:
         del tensors[name]
         tensors |= {f"{module}{ending}": tensor for ending, tensor in parts.items()}
         tensors |= {f"{module}{ending}": torch.tensor(value) for ending, value in case.extra.items()}
-    config = _config(folder) | {"quantization_config": case.settings, "dtype": "bfloat16"}
+    config = _config(folder) | {"dtype": "bfloat16"}
+    if case.side_file is None:
+        config["quantization_config"] = case.settings
+    else:
+        (folder / case.side_file).write_text(json.dumps(case.settings))
     _write(folder, config, tensors)
-
-
-def ascend(folder: Path) -> None:
-    """ModelSlim's: a file that says of each tensor how it is stored."""
-    _QWEN3_5(folder)
-    (folder / "quant_model_description.json").write_text(json.dumps({"model.layers.0.mlp.up_proj.weight": "W8A8"}))
 
 
 # --- draft heads ---------------------------------------------------------------------------------------------------
@@ -374,7 +372,7 @@ _GLM_DSA = partial(mtp_target, "glm_moe_dsa")
 _DEEPSEEK_V4 = partial(only_config, model_type="deepseek_v4", architectures=["DeepseekV4ForCausalLM"], vocab_size=8)
 _FP8 = "fp8-block"
 PUBLISHED: dict[str, Write] = {
-    "Eco-Tech/Qwen3.8-27B-w8a8": ascend,
+    "Eco-Tech/Qwen3.8-27B-w8a8": partial(packed, _QWEN3_5, "ascend-w8a8"),
     "Qwen/Qwen3-Next-80B-A3B-Instruct": partial(mtp_target, "qwen3_next"),
     "Qwen/Qwen3-VL-235B-A22B-Instruct-FP8": partial(
         packed, partial(wrapper, "qwen3_vl_moe", num_hidden_layers=8), _FP8
