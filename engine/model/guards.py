@@ -133,12 +133,11 @@ def resolve_kv_codes(path: str, config: Any, requested: str) -> torch.dtype | No
         raise ModelRefused(path, f"kv_cache_dtype={requested!r} is not served", f"choose one of {choices}")
     if KV_CACHE_DTYPES[requested] == "auto":
         return None
-    if getattr(config.get_text_config(), "kv_lora_rank", None):
-        logger.warning(
-            "%s: kv_cache_dtype=%s is taken as auto: its attention caches latents, which are kept in the model's dtype",
-            path,
-            requested,
-        )
+    text_config = config.get_text_config()
+    latents = "latents" if getattr(text_config, "kv_lora_rank", None) else ""
+    if latents or INDEXED.get(text_config.model_type) in (getattr(text_config, "layer_types", None) or ()):
+        cause = f"its attention caches {latents or 'keys of an indexer'}, which are kept in the model's dtype"
+        logger.warning("%s: kv_cache_dtype=%s is taken as auto: %s", path, requested, cause)
         return None
     return CODE_DTYPES[KV_CACHE_DTYPES[requested]]
 
@@ -196,8 +195,7 @@ def _require_known_layers(path: str, config: Any) -> None:
     """Requires that config.json lists no kind of layer that is not computed here."""
     text_config = config.get_text_config()
     known = _ATTENTION_LAYERS | _OTHER_LAYERS.get(text_config.model_type, frozenset())
-    if text_config.model_type in INDEXED:
-        known |= {"indexed_attention"}
+    known |= {INDEXED.get(text_config.model_type, "")}
     unknown = sorted(set(getattr(text_config, "layer_types", None) or ()) - known)
     sparse = [kind for kind in unknown if kind in _SPARSE_LAYERS]
     if sparse:
