@@ -92,6 +92,14 @@ _DENSE = {"mlp_layer_types": ["dense"]}
 _INDEXED = {"layer_types": ["indexed_attention"], "mlp_layer_types": ["sparse"]}
 # Maps the model_type of the text model's config, like MTP_NAMES.
 FAMILIES = {
+    # Its own output head is unused, as hy_v3's.
+    "bailing_hybrid": MtpFamily(
+        _after_layers("final_layernorm"),
+        {"layer_types": ["full_attention"], "mlp_layer_types": ["sparse"]},
+        unused=("model.layers.{n}.shared_head.",),
+        embedding="model.word_embeddings.",
+        is_written=False,  # its target is recurrent
+    ),
     "deepseek_v3": MtpFamily(_DEEPSEEK, {"first_k_dense_replace": 0}),
     "deepseek_v32": MtpFamily(_DEEPSEEK, _INDEXED, is_written=False),  # its indexer is not trained
     "dots3_note_text": MtpFamily(

@@ -54,7 +54,7 @@ _WITHOUT_ATTENTION = frozenset({"linear_attention", "conv", "mlp", "moe"})
 _LINEAR = frozenset({"linear_attention"})
 _OTHER_LAYERS = {
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _LINEAR),
-    **dict.fromkeys(("bamba", "granitemoehybrid", "olmo_hybrid", "kimi_linear", "jamba"), _LINEAR),
+    **dict.fromkeys(("bamba", "bailing_hybrid", "granitemoehybrid", "olmo_hybrid", "kimi_linear", "jamba"), _LINEAR),
     "nemotron_h": _LINEAR | {"mlp", "moe"},  # an MLP is a layer of its own
     "falcon_h1": frozenset({"hybrid"}),  # attention and a recurrent module side by side
     **dict.fromkeys(("lfm2", "lfm2_moe"), frozenset({"conv"})),

@@ -52,6 +52,7 @@ _AFTER_LAYERS = MtpNames("num_nextn_predict_layers", r"model\.layers\.(\d+)\.", 
 _QWEN3_5 = MtpNames("mtp_num_hidden_layers", r"mtp\.(?:layers\.(\d+)\.)?")
 # model_type of the text model's config -> names
 MTP_NAMES = {
+    "bailing_hybrid": _AFTER_LAYERS,
     "deepseek_v3": _AFTER_LAYERS,
     "deepseek_v32": _AFTER_LAYERS,
     "dots3_note_text": replace(_AFTER_LAYERS, absent_count=1),

@@ -162,6 +162,26 @@ FAMILIES = {
             "indexer_types": ["full", "shared", "full"],
         },
     ),
+    "bailing_hybrid": Family(
+        "bailing_hybrid",
+        {
+            **_COMMON,
+            **_EXPERTS,
+            **_GROUPS,
+            **{key: value for key, value in _LATENT.items() if key != "q_lora_rank"},
+            "head_dim": 16,
+            "num_experts": 4,
+            "layer_types": ["linear_attention", "full_attention"],
+            "mlp_layer_types": ["dense", "sparse"],
+        },
+        {**{key: _DEEPSEEK[key] for key in ("enorm", "hnorm", "fc")}, "norm": "model.layers.2.final_layernorm.weight"},
+        "model.layers.2.",
+        {
+            "layer_types": ["linear_attention", "full_attention", "full_attention"],
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+        },
+        embedding="model.word_embeddings.weight",
+    ),
     "dots3_note": Family(
         "dots3_note_text",
         {

@@ -239,6 +239,21 @@ def eagle3_speculator(folder: Path, *, hidden: int) -> None:
     _write(folder, config, tensors)
 
 
+def eagle3_with_all(folder: Path, *, hidden: int, num_kv_heads: int) -> None:
+    """As SpecForge's, with an embedding and an output head of its own, of the whole vocabulary."""
+    config = _decoder(hidden, architectures=["LlamaForCausalLMEagle3"], num_key_value_heads=num_kv_heads)
+    tensors = _layer("midlayer", hidden, 2 * hidden) | {
+        "midlayer.hidden_norm.weight": _numbers(hidden, seed=31),
+        "fc.weight": _numbers(hidden, 3 * hidden, seed=32),
+        "norm.weight": _numbers(hidden, seed=33),
+        "lm_head.weight": _numbers(VOCAB, hidden, seed=34),
+        "embed_tokens.weight": _numbers(VOCAB, hidden, seed=35),
+    }
+    for seed, name in enumerate(("k_proj", "v_proj"), 40):
+        tensors[f"midlayer.self_attn.{name}.weight"] = _numbers(16 * num_kv_heads, 2 * hidden, seed=seed)
+    _write(folder, config | {"draft_vocab_size": VOCAB}, tensors)
+
+
 def dflash(folder: Path, *, hidden: int, layers: tuple[int, ...], speculators: bool) -> None:
     """z-lab's layout, or the speculators format."""
     decoder = _decoder(hidden, "qwen3", architectures=["DFlashDraftModel"])
@@ -354,7 +369,15 @@ _QWEN3_5_MOE = partial(
 )
 _STEP = partial(mtp_target, "step3p7")
 _MINIMAX_M3 = partial(
-    only_config, model_type="minimax_m3_vl", text_config={"sparse_attention_config": {"sparse_attention_freq": [0, 1]}}
+    wrapper,
+    "minimax_m3_vl",
+    num_hidden_layers=6,
+    layer_types=["full_attention", *["minimax_m3_sparse"] * 5],
+    mlp_layer_types=["dense", *["sparse"] * 5],
+    index_n_heads=2,
+    index_head_dim=20,
+    index_block_size=4,
+    index_topk_blocks=6,
 )
 _ERNIE = partial(mtp_target, "ernie4_5_moe")
 _NEMOTRON = partial(mtp_target, "nemotron_h")
@@ -389,7 +412,7 @@ PUBLISHED: dict[str, Write] = {
     "dots-studio/dots3-note-prev-fp8": partial(packed, dots3_note, _FP8),
     "google/gemma-4-31B-it": partial(with_images, gemma4, "gemma4", "Gemma4ForConditionalGeneration"),
     "google/gemma-4-31B-it-assistant": gemma4_assistant,
-    "inclusionAI/Ling-3.0-flash": partial(only_config, model_type="bailing_hybrid", vocab_size=8),
+    "inclusionAI/Ling-3.0-flash": partial(mtp_target, "bailing_hybrid"),
     "internlm/Intern-S2-Preview": intern_s2_preview,
     "meta-llama/Llama-3.1-8B-Instruct": partial(plain, "llama", num_hidden_layers=8),
     "RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3": partial(eagle3_speculator, hidden=48),
@@ -400,9 +423,9 @@ PUBLISHED: dict[str, Write] = {
     "mistralai/Mistral-Small-4-119B-2603-eagle": partial(mistral_eagle, hidden=80, has_latents=True),
     "nvidia/Kimi-K2.6-NVFP4": partial(packed, partial(wrapper, "kimi_k25", num_hidden_layers=8), "modelopt-nvfp4"),
     "lightseekorg/kimi-k2.6-eagle3-mla": partial(eagle3_with_latents, hidden=80),
-    "nvidia/MiniMax-M3-NVFP4": _MINIMAX_M3,
-    "Inferact/MiniMax-M3-EAGLE3": partial(eagle3_with_latents, hidden=80),
-    "Inferact/MiniMax-M3-EAGLE3-GQA": partial(eagle3_speculator, hidden=80),
+    "nvidia/MiniMax-M3-NVFP4": partial(packed, _MINIMAX_M3, "modelopt-nvfp4"),
+    "Inferact/MiniMax-M3-EAGLE3": partial(eagle3_with_all, hidden=80, num_kv_heads=2),
+    "Inferact/MiniMax-M3-EAGLE3-GQA": partial(eagle3_with_all, hidden=80, num_kv_heads=1),
     "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4": partial(packed, _NEMOTRON, "modelopt-nvfp4"),
     "nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-NVFP4": partial(packed, _NEMOTRON, "modelopt-nvfp4"),
     "nvidia/Qwen3.6-27B-NVFP4": partial(packed, _QWEN3_5, "modelopt-nvfp4"),

@@ -174,7 +174,7 @@ def test_a_renamed_or_further_tensor_is_refused_by_its_name(target: MtpTarget, t
 
 
 def test_a_quantised_layer_in_a_plain_checkpoint_is_refused_by_its_name(target: MtpTarget, tmp_path: Path) -> None:
-    name = next(name for name in target.mtp_names if name.endswith("o_proj.weight"))
+    name = next(name for name in target.mtp_names if name.endswith(("o_proj.weight", "attention.dense.weight")))
     for dtype, shown in ((torch.float8_e4m3fn, "F8_E4M3"), (torch.int8, "I8")):
         packed = target.tensors | {name: target.tensors[name].to(dtype)}
         found = refusal(target.rewritten(tmp_path / shown, packed))
