@@ -78,7 +78,7 @@ class TopBlocks:
     def chosen(self, scores: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         size, length = self.block_size, scores.shape[1]
         padded = torch.nn.functional.pad(scores.nan_to_num(nan=-torch.inf), (0, -length % size), value=-torch.inf)
-        of_blocks = padded.unflatten(1, (-1, size)).amax(2)
+        of_blocks = padded.reshape(len(padded), -1, size).amax(2)
         block = torch.arange(of_blocks.shape[1], device=scores.device)
         own = ((slots >= 0).sum(1, keepdim=True) - 1) // size
         of_blocks.masked_fill_((block > own - self.num_local) & (block <= own), torch.inf)

@@ -218,7 +218,7 @@ def _require_same_blocks(wide: Any, ops: AttentionOps) -> None:
     query, weights, key = ours.project(hidden, embeddings)
     slots = torch.where(rows <= rows[:, None], rows, -1).repeat_interleave(ours.num_choices, 0)
     scores = ops.index_scores(query.flatten(0, 1), weights.flatten(0, 1), key, slots)  # type: ignore[misc]
-    chosen = ours.rule.chosen(scores, slots).unflatten(0, (_NUM_ROWS, -1)).unflatten(2, (-1, ours.rule.block_size))
+    chosen = ours.rule.chosen(scores, slots).reshape(_NUM_ROWS, ours.num_choices, -1, ours.rule.block_size)
     expected = torch.nn.functional.one_hot(theirs + 1, _NUM_ROWS // ours.rule.block_size + 1).sum(2)[..., 1:]
     if not torch.equal(chosen.any(3), expected.transpose(0, 1) > 0):
         raise ValueError("it chooses other blocks of keys than ours")
