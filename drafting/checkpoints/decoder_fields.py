@@ -16,7 +16,7 @@ from outrider.drafting.checkpoints.errors import CheckpointRefused, refusing
 from outrider.drafting.checkpoints.recognise import foreign_algorithm, require_not_quantised
 from outrider.drafting.checkpoints.target_weights import TargetWeights
 from outrider.drafting.checkpoints.tensor_table import TensorTable
-from outrider.drafting.heads.decoder import ROPE_TYPES, DecoderConfig
+from outrider.drafting.heads.decoder import ROPE_TYPES, DecoderConfig, LatentSizes
 
 # Numbers required by each RoPE type.
 _ROPE_NUMBERS = {
@@ -25,7 +25,11 @@ _ROPE_NUMBERS = {
     "yarn": ("factor", "original_max_position_embeddings"),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
 }
-_OPTIONAL_ROPE_NUMBERS = ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim")
+_OPTIONAL_ROPE_NUMBERS = (
+    *("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"),
+    "llama_4_scaling_beta",
+)
+_LATENT_SIZES = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 MAX_HEAD_DIM = 4096
 
 
@@ -93,16 +97,20 @@ def read_decoder(
     for key in ("logit_scale", "logits_scaling"):
         if config.number(key, 1.0) != 1.0:
             raise CheckpointRefused(config.file, f"{key} is {config.get(key)}, only 1 is supported")
+    has_norms = f"{first_layer}.self_attn.q_norm.weight" in table
     with refusing(folder, "reading its layers"):
+        latent = _latent_sizes(config) if config.get("kv_lora_rank") else None
         decoder = DecoderConfig(
             hidden_size=hidden_size,
             intermediate_size=config.integer("intermediate_size"),
             num_attention_heads=num_heads,
-            num_key_value_heads=config.integer("num_key_value_heads", num_heads),
-            head_dim=config.integer("head_dim", max(1, hidden_size // num_heads), maximum=MAX_HEAD_DIM),
+            num_key_value_heads=num_heads if latent else config.integer("num_key_value_heads", num_heads),
+            head_dim=latent.qk_rope_head_dim
+            if latent
+            else config.integer("head_dim", max(1, hidden_size // num_heads), maximum=MAX_HEAD_DIM),
             vocab_size=vocab_size,
             num_hidden_layers=num_layers,
-            model_type="qwen3" if f"{first_layer}.self_attn.q_norm.weight" in table else "llama",
+            model_type="mistral4" if latent else "qwen3" if has_norms else "llama",
             hidden_act=config.text("hidden_act", "silu"),
             rms_norm_eps=config.number("rms_norm_eps", 1e-6),
             max_position_embeddings=config.integer("max_position_embeddings", 2048, maximum=2**31),
@@ -110,8 +118,17 @@ def read_decoder(
             qkv_bias=f"{first_layer}.self_attn.q_proj.bias" in table or config.flag("attention_bias"),
             o_bias=f"{first_layer}.self_attn.o_proj.bias" in table,
             mlp_bias=f"{first_layer}.mlp.gate_proj.bias" in table or config.flag("mlp_bias"),
+            latent=latent,
         )
     return decoder
+
+
+def _latent_sizes(config: ConfigFields) -> LatentSizes:
+    return LatentSizes(
+        **{name: config.integer(name, maximum=MAX_HEAD_DIM) for name in _LATENT_SIZES},
+        q_lora_rank=None if config.get("q_lora_rank") is None else config.integer("q_lora_rank"),
+        rope_interleave=config.flag("rope_interleave", True),
+    )
 
 
 def read_rope(config: ConfigFields, default_theta: float = 10000.0) -> Mapping[str, Any]:

@@ -92,8 +92,22 @@ _DENSE = {"mlp_layer_types": ["dense"]}
 _INDEXED = {"layer_types": ["indexed_attention"], "mlp_layer_types": ["sparse"]}
 # Maps the model_type of the text model's config, like MTP_NAMES.
 FAMILIES = {
+    # Its own output head is unused, as hy_v3's.
+    "bailing_hybrid": MtpFamily(
+        _after_layers("final_layernorm"),
+        {"layer_types": ["full_attention"], "mlp_layer_types": ["sparse"]},
+        unused=("model.layers.{n}.shared_head.",),
+        embedding="model.word_embeddings.",
+        is_written=False,  # its target is recurrent
+    ),
     "deepseek_v3": MtpFamily(_DEEPSEEK, {"first_k_dense_replace": 0}),
     "deepseek_v32": MtpFamily(_DEEPSEEK, _INDEXED, is_written=False),  # its indexer is not trained
+    "dots3_note_text": MtpFamily(
+        _after_layers("shared_head.norm") | {EMBEDDING: "model.mtp.embed_tokens."},  # the head's own
+        {"layer_types": ["sliding_attention"]} | _DENSE,
+        firsts={"layer_types": "mtp_layer_types"},
+        is_written=False,  # sliding attention is not trained
+    ),
     "ernie4_5_moe": MtpFamily(_ERNIE, {"moe_layer_start_index": 1, "moe_layer_end_index": 1}),  # a dense layer
     "exaone_moe": MtpFamily(
         _QWEN,
@@ -229,8 +243,9 @@ def _one_layer(folder: Path, config: Any, family: MtpFamily) -> Any:
     firsts = {name: found[:1] for name, key in family.firsts.items() if (found := getattr(config, key, None))}
     for name, value in (settings | dict(family.layer) | firsts).items():
         setattr(edited, name, value)
-    heads = getattr(config, "num_sliding_attention_heads", None)
-    if heads is not None:  # Step's, which also lists them by layer
-        is_sliding = edited.layer_types == ["sliding_attention"]
-        edited.per_layer_config = {0: {"num_attention_heads": heads}} if is_sliding else None
+    of_layers = config.to_dict().get("per_layer_config")
+    if of_layers:  # the layer has what the target's layers of its kind have
+        alike = (own for layer, own in of_layers.items() if config.layer_types[int(layer)] == edited.layer_types[0])
+        own = next(alike, None)
+        edited.per_layer_config = None if own is None else {0: own}
     return edited

@@ -6,6 +6,7 @@ engine.attention.layer, registered by the caller).
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,14 +15,17 @@ import torch
 from torch import nn
 from transformers.models.llama.configuration_llama import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
+from transformers.models.mistral4.configuration_mistral4 import Mistral4Config
+from transformers.models.mistral4.modeling_mistral4 import Mistral4DecoderLayer
 from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from outrider.drafting.heads.errors import HeadConfigError, require_positive
 
-# qwen3 is llama with a norm on each head's query and key.
+# qwen3 is llama with a norm on each head's query and key; mistral4 is deepseek_v3 with queries scaled by position.
 _FAMILIES: dict[str, tuple[type[Any], type[nn.Module]]] = {
     "llama": (LlamaConfig, LlamaDecoderLayer),
+    "mistral4": (Mistral4Config, Mistral4DecoderLayer),
     "qwen3": (Qwen3Config, Qwen3DecoderLayer),
 }
 MODEL_TYPES = tuple(_FAMILIES)
@@ -35,8 +39,30 @@ def _default_rope() -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True)
+class LatentSizes:
+    """Sizes of latent attention (DeepSeek-V2, arXiv 2405.04434), by transformers' names."""
+
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+    q_lora_rank: int | None = None  # None: queries are projected at once
+    rope_interleave: bool = True  # neighbours are rotated, not the halves of a head
+
+    def __post_init__(self) -> None:
+        require_positive(
+            "decoder",
+            kv_lora_rank=self.kv_lora_rank,
+            qk_nope_head_dim=self.qk_nope_head_dim,
+            qk_rope_head_dim=self.qk_rope_head_dim,
+            v_head_dim=self.v_head_dim,
+            q_lora_rank=1 if self.q_lora_rank is None else self.q_lora_rank,
+        )
+
+
+@dataclass(frozen=True)
 class DecoderConfig:
-    """Sizes of a head's decoder layers; `vocab_size` is the target's."""
+    """Sizes of a head's decoder layers; `vocab_size` is the target's. With latents, head_dim is the rotated part."""
 
     hidden_size: int
     intermediate_size: int
@@ -53,6 +79,7 @@ class DecoderConfig:
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
+    latent: LatentSizes | None = None  # of mistral4 alone
 
     def __post_init__(self) -> None:
         require_positive(
@@ -71,6 +98,8 @@ class DecoderConfig:
             raise HeadConfigError(
                 f"decoder: model_type={self.model_type!r} is not one of {choices}", param="model_type"
             )
+        if (self.latent is not None) != (self.model_type == "mistral4"):
+            raise HeadConfigError("decoder: latent attention is of model_type mistral4", param="latent")
         if self.num_attention_heads % self.num_key_value_heads:
             heads = f"{self.num_attention_heads} query heads over {self.num_key_value_heads} key-value heads"
             raise HeadConfigError(f"decoder: {heads} do not divide evenly", param="num_key_value_heads")
@@ -84,7 +113,7 @@ class DecoderConfig:
     def to_transformers(self, attn_implementation: str) -> Any:
         """Returns transformers' config of the family, with its attention implementation set."""
         config_class, _ = _FAMILIES[self.model_type]
-        return config_class(
+        config = config_class(
             vocab_size=self.vocab_size,
             hidden_size=self.hidden_size,
             intermediate_size=self.intermediate_size,
@@ -98,6 +127,13 @@ class DecoderConfig:
             rope_parameters=dict(self.rope_parameters),
             attn_implementation=attn_implementation,
         )
+        if self.latent is not None:
+            sizes = dataclasses.asdict(self.latent) | {"first_k_dense_replace": self.num_hidden_layers}
+            for name, size in (sizes | {"head_dim": self.head_dim}).items():
+                setattr(config, name, size)
+            unscaled = {"llama_4_scaling_beta": 0.0, "original_max_position_embeddings": self.max_position_embeddings}
+            config.rope_parameters = unscaled | dict(self.rope_parameters)
+        return config
 
 
 class Float32RotaryEmbedding(LlamaRotaryEmbedding):  # type: ignore[misc]
@@ -127,6 +163,11 @@ def build_layer(config: DecoderConfig, hf_config: Any, layer_idx: int, num_qkv_i
     layer = _FAMILIES[config.model_type][1](hf_config, layer_idx)
     attention: Any = layer.self_attn
     num_inputs = config.hidden_size if num_qkv_inputs is None else num_qkv_inputs
+    if config.latent is not None:
+        for name in ("q_proj", "q_a_proj", "kv_a_proj_with_mqa"):
+            if getattr(attention, name) is not None:
+                setattr(attention, name, nn.Linear(num_inputs, getattr(attention, name).out_features, bias=False))
+        return layer
     num_query_outputs = config.num_attention_heads * config.head_dim
     num_key_outputs = config.num_key_value_heads * config.head_dim
     attention.q_proj = nn.Linear(num_inputs, num_query_outputs, bias=config.qkv_bias)

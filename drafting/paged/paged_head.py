@@ -70,7 +70,7 @@ class PagedModule:
         self.device = torch.device(device)
         self._ops = ops
         decoder = head.config.decoder
-        head.to(self.device)
+        head.to(self.device).requires_grad_(False)
         pack_linears(head, ops, dtype, self.device)
         adapt_indexers(type(head).__name__, head, ops)
         keep_latents(head, ops, max_positions=decoder.max_position_embeddings, probe=self._probe)

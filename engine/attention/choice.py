@@ -1,15 +1,16 @@
 """The choice of a sparse attention: the cached keys that each row attends, by the scores of an indexer.
 
 DeepSeek sparse attention (DeepSeek-V3.2, arXiv:2512.02556, section 2.1). A row's choice is a function of its scores
-alone: the largest, and of equal ones the earliest. The rows are attended as sessions of one row each, whose blocks are
-the chosen slots in logical order. So a row that has chosen everything has the bits of an attention without a choice.
+alone: the largest, and of equal ones the earliest. MiniMax-M3 chooses blocks of keys instead, for each key/value head
+on its own. The rows are attended as sessions of one row and one key/value head each, whose blocks are the chosen slots
+in logical order. So a row that has chosen everything has the bits of an attention without a choice.
 Not here: the indexer (engine/model/sparse_indexer), its scores (kernels/index_scores).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -24,13 +25,65 @@ _MAX_SCORES = 1 << 22
 
 @dataclass(frozen=True)
 class Choice:
-    """What the rows of a forward attend. tables None: all that they see; else slots in the place of blocks."""
+    """What the rows of a forward attend. tables None: all that they see.
+
+    Else sessions for `by_head`: slots in the place of blocks, for each row its key/value heads one after the other.
+    """
 
     tables: BatchTables | None = None
     plans: dict[Any, Any] = field(default_factory=dict)  # kept by the attention kernel for these tables
 
 
 EVERYTHING = Choice()
+
+
+class Rule(Protocol):
+    """Which of the keys that a row sees it chooses."""
+
+    @property
+    def num_chosen(self) -> int:
+        """Returns the most keys of a row."""
+        ...
+
+    def chosen(self, scores: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        """Maps scores [T, L] of the slots of VisibleKeys -> bool [T, L]. A score that is no number is the least."""
+        ...
+
+
+@dataclass(frozen=True)
+class TopKeys:
+    """Chooses the keys of the largest scores."""
+
+    num_chosen: int
+
+    def chosen(self, scores: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        return _largest(scores, slots >= 0, self.num_chosen)
+
+
+@dataclass(frozen=True)
+class TopBlocks:
+    """Chooses the blocks of the largest scores, of keys in logical order: a block has the largest of its keys'.
+
+    The row's own block and those before it, num_local together, are chosen first.
+    """
+
+    block_size: int
+    num_blocks: int
+    num_local: int
+
+    @property
+    def num_chosen(self) -> int:
+        return self.num_blocks * self.block_size
+
+    def chosen(self, scores: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        size, length = self.block_size, scores.shape[1]
+        padded = torch.nn.functional.pad(scores.nan_to_num(nan=-torch.inf), (0, -length % size), value=-torch.inf)
+        of_blocks = padded.reshape(len(padded), -1, size).amax(2)
+        block = torch.arange(of_blocks.shape[1], device=scores.device)
+        own = ((slots >= 0).sum(1, keepdim=True) - 1) // size
+        of_blocks.masked_fill_((block > own - self.num_local) & (block <= own), torch.inf)
+        is_chosen = _largest(of_blocks, block <= own, self.num_blocks)
+        return is_chosen.repeat_interleave(size, 1)[:, :length] & (slots >= 0)
 
 
 class VisibleKeys:
@@ -84,55 +137,52 @@ def choose(
     query: torch.Tensor,
     weights: torch.Tensor,
     index_cache: torch.Tensor,
-    tables: BatchTables,
-    num_chosen: int,
+    visible: VisibleKeys,
+    rule: Rule,
     index_scores: IndexScores,
+    num_kv_heads: int,
 ) -> Choice:
-    """Returns what each of T rows attends. query, weights: as IndexScores has them; index_cache [blocks, 1, block, D].
-
-    The cache already holds the keys of the batch's rows.
+    """Returns what each of T rows attends. query [T, C, H, D], weights [T, C, H]: as IndexScores has them, for each of
+    a row's C choices, which the key/value heads share evenly. index_cache [blocks, 1, block, D] has the rows' keys.
     """
-    lengths = tables.context_lens + tables.query_starts.diff()
-    if not len(lengths) or int(lengths.max()) <= num_chosen:
-        return EVERYTHING
-    num_rows, device = len(query), query.device
-    visible = VisibleKeys(tables, index_cache.shape[2])
-    keys = index_cache[:, 0].flatten(0, 1)
-    chosen = torch.zeros((num_rows, num_chosen), dtype=torch.int32, device=device)
-    at_once = max(1, _MAX_SCORES // int(visible.counts.max()))
+    num_rows, num_choices = query.shape[:2]
+    keys, block_size = index_cache[:, 0].flatten(0, 1), index_cache.shape[2]
+    chosen = torch.zeros((num_rows * num_choices, rule.num_chosen), dtype=torch.int32, device=query.device)
+    counts = torch.zeros(len(chosen), dtype=torch.int32, device=query.device)
+    at_once = max(1, _MAX_SCORES // (num_choices * int(visible.counts.max())))
     for begin in range(0, num_rows, at_once):
-        end = min(begin + at_once, num_rows)
-        slots = visible.slots(begin, end)
-        scores = index_scores(query[begin:end], weights[begin:end], keys, slots)
-        best = top_slots(scores, slots, num_chosen)
-        chosen[begin:end, : best.shape[1]] = best
+        part = slice(begin, min(begin + at_once, num_rows))
+        slots = visible.slots(part.start, part.stop).repeat_interleave(num_choices, 0)
+        is_chosen = rule.chosen(
+            index_scores(query[part].flatten(0, 1), weights[part].flatten(0, 1), keys, slots), slots
+        )
+        of_part = slice(part.start * num_choices, part.stop * num_choices)
+        counts[of_part] = is_chosen.sum(1).int()
+        rows, places = is_chosen.nonzero(as_tuple=True)
+        chosen[of_part][rows, is_chosen.cumsum(1)[rows, places] - 1] = slots[rows, places]
+    chosen, counts = (part.repeat_interleave(num_kv_heads // num_choices, 0) for part in (chosen, counts))
+    head = torch.arange(num_kv_heads, dtype=torch.int32, device=query.device).repeat(num_rows)[:, None]
+    num_sessions = len(chosen)
     return Choice(
         BatchTables(
-            chosen,
-            context_lens=visible.counts.clamp(max=num_chosen).int() - 1,
-            query_starts=torch.arange(num_rows + 1, dtype=torch.int32, device=device),
-            tree_starts=torch.ones(num_rows, dtype=torch.int32, device=device),
-            parents=torch.zeros(num_rows, dtype=torch.int32, device=device),
+            (chosen // block_size * num_kv_heads + head) * block_size + chosen % block_size,
+            context_lens=counts - 1,
+            query_starts=torch.arange(num_sessions + 1, dtype=torch.int32, device=query.device),
+            tree_starts=torch.ones(num_sessions, dtype=torch.int32, device=query.device),
+            parents=torch.zeros(num_sessions, dtype=torch.int32, device=query.device),
         )
     )
 
 
-def top_slots(scores: torch.Tensor, slots: torch.Tensor, num_chosen: int) -> torch.Tensor:
-    """Returns the slots of the largest scores [T, L] in logical order: int32 [T, min(L, num_chosen)], then zeros.
-
-    Of equal scores the earliest are chosen; a score that is no number is the least. Slots of -1 are never chosen.
-    """
-    num_chosen = min(num_chosen, scores.shape[1])
+def _largest(scores: torch.Tensor, may_be: torch.Tensor, count: int) -> torch.Tensor:
+    """Returns which are the `count` largest scores [T, L] of those that may be: of equal ones the earliest."""
+    count = min(count, scores.shape[1])
     scores = scores.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
-    least = scores.topk(num_chosen, dim=1).values[:, -1:]
-    above, tied = (scores > least) & (slots >= 0), (scores == least) & (slots >= 0)
-    is_chosen = above | (tied & (tied.cumsum(1) <= num_chosen - above.sum(1, keepdim=True)))
-    rows, places = is_chosen.nonzero(as_tuple=True)
-    best = slots.new_zeros((len(slots), num_chosen))
-    best[rows, is_chosen.cumsum(1)[rows, places] - 1] = slots[rows, places]
-    return best
+    least = scores.topk(count, dim=1).values[:, -1:]
+    above, tied = (scores > least) & may_be, (scores == least) & may_be
+    return above | (tied & (tied.cumsum(1) <= count - above.sum(1, keepdim=True)))
 
 
-def by_slot(cache: torch.Tensor) -> torch.Tensor:
-    """Returns a cache [blocks, Hkv, block size, D] as one of blocks of one slot; a view if it has one head."""
-    return cache.transpose(1, 2).flatten(0, 1)[:, :, None]
+def by_head(cache: torch.Tensor) -> torch.Tensor:
+    """Returns a cache [blocks, Hkv, block size, D] as one of blocks of one slot of one head; a view."""
+    return cache.flatten(0, 2)[:, None, None]

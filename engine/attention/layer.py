@@ -7,6 +7,7 @@ Not here: the kernels (kernels/paged_attention, kernels/kv_write) and the model 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from transformers import AttentionInterface
 
 from outrider.engine.attention.batch import ForwardBatch
-from outrider.engine.attention.choice import EVERYTHING, INDEX_DIM, Choice, by_slot, choose
+from outrider.engine.attention.choice import EVERYTHING, INDEX_DIM, Choice, Rule, VisibleKeys, by_head, choose
 from outrider.engine.attention.latent import LATENT_HEADS, LatentHeads
 from outrider.engine.attention.ops import AttentionOps, LayerShape
 from outrider.engine.attention.paged_kv import PagedKVCache
@@ -111,6 +112,13 @@ class PagedContext:
     plans: dict[Any, Any] = field(default_factory=dict)  # kept by the attention kernel between layers
     states: RecurrentStates | None = None  # only for a model with recurrent layers
 
+    @functools.cached_property
+    def visible(self) -> VisibleKeys:
+        """Returns what the rows of the batch see, for all layers that choose of it."""
+        if self.batch is None or self.cache is None:
+            raise EngineError("a choice of keys needs a batch and a cache")
+        return VisibleKeys(self.batch.attention_tables, self.cache.block_size)
+
     def layer_states(self, state_idx: int) -> tuple[LayerStates, RecurrentRows]:
         """Returns the arguments of a recurrent mixer's kernel. Raises EngineError if the forward has no states."""
         if self.states is None or self.batch is None or self.batch.recurrent is None:
@@ -120,7 +128,7 @@ class PagedContext:
 
 @dataclass(frozen=True)
 class IndexerCall:
-    """Stands in for the mask that transformers slices and gives to an attention module's indexer."""
+    """Stands in for the mask that transformers slices, and for its cache: what it gives to an attention's indexer."""
 
     paged: PagedContext
     layer_idx: int
@@ -128,8 +136,12 @@ class IndexerCall:
     def __getitem__(self, _part: object) -> IndexerCall:
         return self
 
-    def choose(self, query: torch.Tensor, weights: torch.Tensor, key: torch.Tensor, num_chosen: int) -> Choice:
-        """Writes the indexer's key [T, D], then chooses for query [T, H, D] and weights [T, H], both fp32."""
+    def update(self, key: torch.Tensor, value: torch.Tensor, _layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns what a cache would have kept: our attention writes it."""
+        return key, value
+
+    def choose(self, query: torch.Tensor, weights: torch.Tensor, key: torch.Tensor, rule: Rule) -> Choice:
+        """Writes the indexer's key [T, D], then chooses for query [T, C, H, D] and weights [T, C, H], both fp32."""
         paged = self.paged
         batch, cache, index_scores = paged.batch, paged.cache, paged.ops.index_scores
         if paged.probe is not None:
@@ -138,7 +150,11 @@ class IndexerCall:
             raise EngineError("an indexer needs a batch, a cache and a backend that scores keys")
         index_cache, rows = cache.index_keys[self.layer_idx], key.to(cache.dtype)[:, None]
         paged.ops.kv_write(rows, rows, index_cache, index_cache, batch.slot_mapping)
-        return choose(query, weights, index_cache, batch.attention_tables, num_chosen, index_scores)
+        tables, num_kv_heads = batch.attention_tables, cache.layers[self.layer_idx][0].shape[1]
+        lengths = tables.context_lens + tables.query_starts.diff()
+        if not len(lengths) or int(lengths.max()) <= rule.num_chosen:
+            return EVERYTHING
+        return choose(query, weights, index_cache, paged.visible, rule, index_scores, num_kv_heads)
 
 
 def paged_attention_hook(
@@ -156,13 +172,14 @@ def paged_attention_hook(
     chunk_size: int | None = None,
     query_scales: torch.Tensor | None = None,
     indices: Choice | torch.Tensor | None = None,
+    block_indices: Choice | torch.Tensor | None = None,
     **other_arguments: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attends query [1, Hq, T, D] to key and value [1, Hkv, T, D], rotated; returns ([1, T, Hq, Dv], None).
 
     `scaling` and `paged` have no default: a model that does not forward its keyword arguments must fail. chunk_size and
-    query_scales, fp32 [1, T], come from engine/model/llama4; no transformers model passes them. indices: the choice of
-    our indexer (engine/model/sparse_indexer).
+    query_scales, fp32 [1, T], come from engine/model/llama4; no transformers model passes them. indices, block_indices:
+    the choice of our indexer (engine/model/sparse_indexer).
     """
     scoring = Scoring(scaling, sliding_window, softcap, s_aux, chunk_size)
     if query_scales is not None:
@@ -170,10 +187,11 @@ def paged_attention_hook(
     heads: LatentHeads | None = getattr(module, LATENT_HEADS, None)
     if heads is not None:
         query = heads.absorb(query)
-    choice = indices if isinstance(indices, Choice) else EVERYTHING
+    given = indices if block_indices is None else block_indices
+    choice = given if isinstance(given, Choice) else EVERYTHING
     if paged.probe is not None:
         mask = None if isinstance(attention_mask, IndexerCall) else attention_mask
-        others = other_arguments | ({} if indices is choice else {"indices": indices})
+        others = other_arguments | ({} if given is choice else {"indices": given})
         attended = paged.probe.record(module, (query, key, value), mask, scoring, others)
     else:
         attended = attend(
@@ -201,12 +219,14 @@ def attend(
     key_cache, value_cache = cache.layers[layer_idx]
     paged.ops.kv_write(key, value, key_cache, value_cache, batch.slot_mapping)
     tables, plans = batch.attention_tables, paged.plans
+    attention: Callable[..., torch.Tensor] = paged.ops.paged_attention
+    heads = query.shape[:2]
     if choice.tables is not None:
         tables, plans = choice.tables, choice.plans
-        key_cache, value_cache = by_slot(key_cache), by_slot(value_cache)
-    attention: Callable[..., torch.Tensor] = paged.ops.paged_attention
+        query = query.reshape(len(query) * key.shape[1], -1, query.shape[2])
+        key_cache, value_cache = by_head(key_cache), by_head(value_cache)
     kept = {"plans": plans} if paged.ops.takes_plans else {}
-    return attention(query, key_cache, value_cache, tables, scoring, **kept)
+    return attention(query, key_cache, value_cache, tables, scoring, **kept).view(*heads, -1)
 
 
 def register_attention() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from transformers import AutoConfig
+from transformers import CONFIG_MAPPING, AutoConfig
 
 from outrider.engine.attention.layer import AttentionProbe, PagedContext, UnsupportedAttention
 from outrider.engine.attention.ops import AttentionOps, LayerShape
@@ -26,6 +26,7 @@ from outrider.engine.model.sparse_indexer import INDEXED
 from outrider.engine.model.weight_files import stored_tensors
 from outrider.engine.recurrent.states import RecurrentShape
 from outrider.shared.checkpoint.file_names import linked_parts, weight_files
+from outrider.shared.checkpoint.json_file import read_object
 from outrider.shared.checkpoint.quantization import read_quantization, require_readable
 from outrider.shared.errors import ConfigError
 from outrider.shared.vllm_keys import KV_CACHE_DTYPES
@@ -53,7 +54,7 @@ _WITHOUT_ATTENTION = frozenset({"linear_attention", "conv", "mlp", "moe"})
 _LINEAR = frozenset({"linear_attention"})
 _OTHER_LAYERS = {
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _LINEAR),
-    **dict.fromkeys(("bamba", "granitemoehybrid", "olmo_hybrid", "kimi_linear", "jamba"), _LINEAR),
+    **dict.fromkeys(("bamba", "bailing_hybrid", "granitemoehybrid", "olmo_hybrid", "kimi_linear", "jamba"), _LINEAR),
     "nemotron_h": _LINEAR | {"mlp", "moe"},  # an MLP is a layer of its own
     "falcon_h1": frozenset({"hybrid"}),  # attention and a recurrent module side by side
     **dict.fromkeys(("lfm2", "lfm2_moe"), frozenset({"conv"})),
@@ -69,8 +70,13 @@ _PACKED_NAME = re.compile(
 def read_config(path: str) -> Any:
     """Reads the checkpoint's config; refuses checkpoints with their own code or quantised weights that are not read."""
     try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
+        fields = read_object(Path(path) / "config.json")
+        known = text_part.READ_AS.get(str(fields.get("model_type")))
+        if known is not None:
+            config = CONFIG_MAPPING[known].from_dict(fields | {"model_type": known})
+        else:
+            config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    except (ConfigError, OSError, ValueError, KeyError, StrictDataclassError) as error:
         raise ModelRefused(
             path,
             f"its config cannot be read: {error}",
@@ -127,12 +133,11 @@ def resolve_kv_codes(path: str, config: Any, requested: str) -> torch.dtype | No
         raise ModelRefused(path, f"kv_cache_dtype={requested!r} is not served", f"choose one of {choices}")
     if KV_CACHE_DTYPES[requested] == "auto":
         return None
-    if getattr(config.get_text_config(), "kv_lora_rank", None):
-        logger.warning(
-            "%s: kv_cache_dtype=%s is taken as auto: its attention caches latents, which are kept in the model's dtype",
-            path,
-            requested,
-        )
+    text_config = config.get_text_config()
+    latents = "latents" if getattr(text_config, "kv_lora_rank", None) else ""
+    if latents or INDEXED.get(text_config.model_type) in (getattr(text_config, "layer_types", None) or ()):
+        cause = f"its attention caches {latents or 'keys of an indexer'}, which are kept in the model's dtype"
+        logger.warning("%s: kv_cache_dtype=%s is taken as auto: %s", path, requested, cause)
         return None
     return CODE_DTYPES[KV_CACHE_DTYPES[requested]]
 
@@ -190,8 +195,7 @@ def _require_known_layers(path: str, config: Any) -> None:
     """Requires that config.json lists no kind of layer that is not computed here."""
     text_config = config.get_text_config()
     known = _ATTENTION_LAYERS | _OTHER_LAYERS.get(text_config.model_type, frozenset())
-    if text_config.model_type in INDEXED:
-        known |= {"indexed_attention"}
+    known |= {INDEXED.get(text_config.model_type, "")}
     unknown = sorted(set(getattr(text_config, "layer_types", None) or ()) - known)
     sparse = [kind for kind in unknown if kind in _SPARSE_LAYERS]
     if sparse:

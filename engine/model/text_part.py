@@ -27,7 +27,7 @@ T = TypeVar("T")
 # whole model in tests/engine/model/test_multimodal.py. Others need not be: PaliGemma lets a prompt attend forwards.
 WRAPPERS = frozenset(
     {
-        *("aria", "deepseek_vl", "deepseek_vl_hybrid", "exaone4_5", "glm46v", "glm4v", "glm4v_moe"),
+        *("aria", "deepseek_vl", "deepseek_vl_hybrid", "dots3_note", "exaone4_5", "glm46v", "glm4v", "glm4v_moe"),
         *("glm_ocr", "glmasr", "glmga", "granite_speech", "granite_speech_plus", "hyperclovax_vision_v2"),
         *("idefics2", "idefics3", "internvl", "kimi_k25", "lfm2_vl", "lighton_ocr", "llava", "llava_next"),
         *("llava_next_video", "llava_onevision", "minicpm_ocr", "minicpmv4_6", "minicpmv4_7"),
@@ -36,6 +36,8 @@ WRAPPERS = frozenset(
         *("vipllava", "voxtral"),
     }
 )
+# Wrapper that transformers lacks -> one whose config and files say the same of the text model, and less of other parts.
+READ_AS = {"intern_s2_preview": "qwen3_5_moe"}
 # Where the wrapper's files keep the text model -> where the text model's own class keeps it. The first that occurs.
 _PREFIXES = (
     ("model.language_model.", "model."),
@@ -51,8 +53,6 @@ _NAMED_BY_WRAPPER = {
 }
 # Type of a text config -> its text model, which is in none of transformers' tables.
 TEXT_MODELS = {"step3p5": "Step3p7TextModel"}
-# Wrappers that transformers lists as causal language models, and that no checkpoint here was compared with.
-_NOT_TRIED = frozenset({"dots3_note"})
 _HEADS = ("lm_head.", "language_model.lm_head.")
 
 
@@ -69,8 +69,6 @@ def model_class(config: Any) -> type[Any] | None:
         rules = get_checkpoint_conversion_mapping(wrapper)
         own = [rule for rule in rules if not any("language_model." in target for target in rule.target_patterns)]
         register_checkpoint_conversion_mapping(name, own, overwrite=True)
-    if config.model_type in _NOT_TRIED:
-        return None
     if type(config) in classes:
         return classes[type(config)]
     text_config = config.get_text_config(decoder=True)

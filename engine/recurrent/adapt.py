@@ -30,6 +30,7 @@ _BUILDERS: dict[str, _Builder] = {
     "Qwen3_5GatedDeltaNet": gated_delta.from_separate,
     "Qwen3_5MoeGatedDeltaNet": gated_delta.from_separate,
     "OlmoHybridGatedDeltaNet": gated_delta.from_olmo,
+    "BailingHybridDeltaAttention": gated_delta.from_kimi,
     "KimiLinearDeltaAttention": gated_delta.from_kimi,
     "JambaMambaMixer": mamba1.Mamba1Mixer,
     "BambaMixer": mamba2.from_plain,

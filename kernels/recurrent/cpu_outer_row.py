@@ -70,7 +70,11 @@ def _prepare_decays(call, row, head, scratch):  # type: ignore[no-untyped-def]
         for column in range(0, call.key_dim, LANES):
             count = call.key_dim - column
             step = vadd(load16(steps + 4 * column, count, 0), load16(biases + 4 * column, count, 0))
-            vstore(decays + 4 * column, vexp(vmul(rate, vsoftplus(step))))
+            if call.decay_bound != 0:
+                share = vsigmoid(vmul(vsub(vsplat(np.float32(0)), rate), step))
+                vstore(decays + 4 * column, vexp(vmul(vsplat(np.float32(call.decay_bound)), share)))
+            else:
+                vstore(decays + 4 * column, vexp(vmul(rate, vsoftplus(step))))
         return rate
     step = vadd(vsplat(load_f32(steps)), vsplat(load_f32(biases)))
     rounds = call.is_bf16 and call.rule == SELECTIVE

@@ -69,6 +69,7 @@ class _Fields(NamedTuple):
     padded_key_bytes: int
     query_scale: float
     beta_scale: float
+    decay_bound: float
 
 
 _Record, _Call = record.record_types(_Fields)
@@ -160,7 +161,7 @@ def advance(
         layer.decay_rate.data_ptr(), layer.dt_bias.data_ptr(), 0 if layer.skip is None else layer.skip.data_ptr(),
         out.data_ptr(), dtype == torch.bfloat16, layer.rule, layer.dt_bias.shape[0] // num_heads,
         cpu_team.scratch(scratch_bytes, num_threads), scratch_bytes, padded_key_bytes,
-        layer.query_scale, layer.beta_scale,
+        layer.query_scale, layer.beta_scale, layer.decay_bound,
     )  # fmt: skip
     reads = (mixed, rows.kept_starts, rows.row_starts, rows.num_chain_rows, rows.parents, rows.slots_in, rows.num_kept,
              rows.slots_out)  # fmt: skip

@@ -25,7 +25,7 @@ class OuterLayer:
     """One layer's recurrence, as `advance` on each device takes it; it returns [T, H * V].
 
     decay_rate, dt_bias and skip are fp32. decay_rate and skip (not for DELTA) are [H], dt_bias is [H] or, for DELTA,
-    [H * K]; for ELEMENTWISE decay_rate is [K, V], skip and dt_bias are [V].
+    [H * K]; for ELEMENTWISE decay_rate is [K, V], skip and dt_bias are [V]. decay_bound: as in GatedDeltaLayer.
     """
 
     rule: int
@@ -36,3 +36,4 @@ class OuterLayer:
     skip: torch.Tensor | None = None
     query_scale: float = 1.0
     beta_scale: float = 1.0
+    decay_bound: float = 0.0

@@ -51,9 +51,9 @@ def _unit_keys(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _steps(  # type: ignore[no-untyped-def]
-    mixed, decay_rate, dt_bias, decays, steps, beta_scale,
+    mixed, decay_rate, dt_bias, decays, steps, beta_scale, decay_bound,
     WIDTH: tl.constexpr, STEP_AT: tl.constexpr, BETA_AT: tl.constexpr, NUM_STEPS: tl.constexpr,
-    NUM_HEADS: tl.constexpr, RULE: tl.constexpr, BLOCK: tl.constexpr,
+    NUM_HEADS: tl.constexpr, RULE: tl.constexpr, IS_BOUND: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Grid (R, blocks of steps)."""
     row = tl.program_id(0).to(tl.int64)
@@ -63,7 +63,8 @@ def _steps(  # type: ignore[no-untyped-def]
     step += tl.load(dt_bias + place, mask=is_step, other=0.0)
     if RULE == 0:
         rate = tl.load(decay_rate + place // (NUM_STEPS // NUM_HEADS), mask=is_step, other=0.0)
-        tl.store(decays + row * NUM_STEPS + place, tl.exp(rate * softplus(step)), mask=is_step)
+        power = decay_bound * sigmoid(-rate * step) if IS_BOUND else rate * softplus(step)
+        tl.store(decays + row * NUM_STEPS + place, tl.exp(power), mask=is_step)
         is_head = place < NUM_HEADS
         beta = tl.load(mixed + row * WIDTH + BETA_AT + place, mask=is_head, other=0.0).to(tl.float32)
         beta = round_to(sigmoid(beta), mixed.dtype.element_ty).to(tl.float32) * beta_scale
@@ -99,7 +100,8 @@ def prepare(mixed: torch.Tensor, layer: OuterLayer, num_heads: int, key_dim: int
     block = min(_STEP_BLOCK, triton.next_power_of_2(num_steps))
     _steps[(num_rows, triton.cdiv(num_steps, block))](
         mixed, layer.decay_rate, layer.dt_bias, steps if decays is None else decays, steps, layer.beta_scale,
+        layer.decay_bound,
         WIDTH=width, STEP_AT=columns.step, BETA_AT=columns.beta, NUM_STEPS=num_steps, NUM_HEADS=num_heads,
-        RULE=rule, BLOCK=block, num_warps=4, enable_fp_fusion=False,
+        RULE=rule, IS_BOUND=layer.decay_bound != 0, BLOCK=block, num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
     return ReadyRows(queries, keys, decays, steps)

@@ -35,28 +35,15 @@ def read_architectures() -> Architectures:
 
 
 def require_served_architecture(folder: Path) -> None:
-    """Raises ConfigError with the reason if the model type of the folder is not served, or its layers are sparse.
+    """Raises ConfigError with the reason if the model type of the folder is not served.
 
     A config.json without a model_type is left to the engine, which knows older forms.
     """
-    config = read_object(folder / "config.json")
-    model_type = config.get("model_type")
+    model_type = read_object(folder / "config.json").get("model_type")
     table = read_architectures()
-    if not isinstance(model_type, str):
-        return
-    if model_type in table["served"]:
-        if any(_is_sparse(part) for part in (config, config.get("text_config"))):
-            reason = "it has layers that choose which tokens each token attends (sparse attention)"
-            raise ConfigError(f"{reason}; docs/architectures.md lists the architectures that are served")
+    if not isinstance(model_type, str) or model_type in table["served"]:
         return
     version = table["transformers"]
     unknown = f"transformers {version} has no causal language model of model type {model_type[:80]!r}"
     reason = table["refused"].get(model_type, unknown)
     raise ConfigError(f"{reason}; docs/architectures.md lists the architectures that are served")
-
-
-def _is_sparse(part: object) -> bool:
-    """Returns whether a config has MiniMax-M3's settings of sparse attention; an earlier model of its type has none."""
-    sparse = part.get("sparse_attention_config") if isinstance(part, dict) else None
-    layers = sparse.get("sparse_attention_freq") if isinstance(sparse, dict) else None
-    return isinstance(layers, list) and any(layers)

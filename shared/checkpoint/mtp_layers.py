@@ -52,8 +52,10 @@ _AFTER_LAYERS = MtpNames("num_nextn_predict_layers", r"model\.layers\.(\d+)\.", 
 _QWEN3_5 = MtpNames("mtp_num_hidden_layers", r"mtp\.(?:layers\.(\d+)\.)?")
 # model_type of the text model's config -> names
 MTP_NAMES = {
+    "bailing_hybrid": _AFTER_LAYERS,
     "deepseek_v3": _AFTER_LAYERS,
     "deepseek_v32": _AFTER_LAYERS,
+    "dots3_note_text": replace(_AFTER_LAYERS, absent_count=1),
     "exaone_moe": replace(_QWEN3_5, count_key="num_nextn_predict_layers"),
     "ernie4_5_moe": MtpNames("num_nextn_predict_layers", r"model\.mtp_\w+\.(\d+)\."),
     "glm4_moe": _AFTER_LAYERS,
@@ -69,7 +71,12 @@ MTP_NAMES = {
     "step3p5": _AFTER_LAYERS,
 }
 # The config of a model with images -> that of its text model, where "text_config" does not say it.
-_TEXT_TYPES = {"qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text", "step3p7": "step3p5"}
+_TEXT_TYPES = {
+    "dots3_note": "dots3_note_text",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+    "step3p7": "step3p5",
+}
 
 
 def has_mtp_layers(folder: Path) -> bool:

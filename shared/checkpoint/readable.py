@@ -5,6 +5,7 @@ Not here: how they are read (engine/model/quantised).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -33,12 +34,22 @@ _MODELOPT_ALGORITHMS = {
     "MXFP8",
     "MIXED_PRECISION",
 }
+_ASCEND_KINDS = {"FLOAT", "W8A16", "W8A8", "W8A8_DYNAMIC", "W8A8_MIX"}
 # ggml's names; without IQ1, TQ and NVFP4.
 _GGUF_TYPES = {
     *("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"),
     *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "MXFP4"),
     *("IQ4_NL", "IQ4_XS", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"),
 }
+
+
+def _ascend(settings: Settings) -> str | None:
+    """Returns what is not read of quant_model_description.json: tensor's name -> its kind."""
+    others = {str(kind) for name, kind in settings.items() if name.endswith(".weight")} - _ASCEND_KINDS
+    if others:
+        return f"weights of kind {', '.join(sorted(others))[:80]}"
+    biases = [name for name in settings if re.search(r"\blayers\.\d+\.\w+_layernorm\.bias$", name)]
+    return f"a bias beside a norm ({biases[0][:80]})" if biases else None
 
 
 def _gptq(settings: Settings) -> str | None:
@@ -122,6 +133,7 @@ def _other_widths(found: set[Any], read: set[int]) -> str | None:
 
 # method -> function that returns the setting that is not read, or None
 READABLE: dict[str, Callable[[Settings], str | None]] = {
+    "ascend": _ascend,
     "auto-round": auto_round.not_read,
     "awq": _awq,
     "bitsandbytes": _bitsandbytes,

@@ -162,6 +162,57 @@ FAMILIES = {
             "indexer_types": ["full", "shared", "full"],
         },
     ),
+    "bailing_hybrid": Family(
+        "bailing_hybrid",
+        {
+            **_COMMON,
+            **_EXPERTS,
+            **_GROUPS,
+            **{key: value for key, value in _LATENT.items() if key != "q_lora_rank"},
+            "head_dim": 16,
+            "num_experts": 4,
+            "layer_types": ["linear_attention", "full_attention"],
+            "mlp_layer_types": ["dense", "sparse"],
+        },
+        {**{key: _DEEPSEEK[key] for key in ("enorm", "hnorm", "fc")}, "norm": "model.layers.2.final_layernorm.weight"},
+        "model.layers.2.",
+        {
+            "layer_types": ["linear_attention", "full_attention", "full_attention"],
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+        },
+        embedding="model.word_embeddings.weight",
+    ),
+    "dots3_note": Family(
+        "dots3_note_text",
+        {
+            **_COMMON,
+            **_EXPERTS,
+            **_GROUPS,
+            **_LATENT,
+            **_INDEXER,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "head_dim": 16,
+            "n_routed_experts": 4,
+            "shared_experts_intermediate_size": 16,
+            "sliding_window": 4,
+            "swa_num_attention_heads": 2,
+            "swa_num_key_value_heads": 2,
+            "swa_q_lora_rank": 10,
+            "swa_kv_lora_rank": 24,
+            "swa_head_dim": 20,
+            "swa_qk_nope_head_dim": 12,
+            "swa_v_head_dim": 16,
+            "mlp_layer_types": ["dense", "sparse"],
+            "layer_types": ["indexed_attention", "sliding_attention"],
+        },
+        {**{key: _DEEPSEEK[key] for key in ("enorm", "hnorm", "fc", "norm")}, "own": "model.mtp.embed_tokens.weight"},
+        "model.layers.2.",
+        {
+            "mlp_layer_types": ["dense", "sparse", "dense"],
+            "layer_types": ["indexed_attention", "sliding_attention", "sliding_attention"],
+        },
+    ),
     "glm_ocr": Family(
         "glm_ocr_text",
         {**_COMMON, "head_dim": 16, "rope_parameters": {"rope_type": "default", "mrope_section": [4, 2, 2]}},
@@ -324,7 +375,7 @@ class MtpTarget:
     def equations(self, token_ids: Sequence[int], features: torch.Tensor) -> torch.Tensor:
         """Rows of tokens [T] and features [T, H] of a whole sequence, without a cache -> next features [T, H]."""
         tensors, names = self.tensors, self.family.names
-        embedded = tensors[self.family.embedding][list(token_ids)]
+        embedded = tensors[names.get("own", self.family.embedding)][list(token_ids)]
         mixed = torch.cat((self._rms(embedded, names["enorm"]), self._rms(features, names["hnorm"])), dim=1)
         hidden = (mixed @ tensors[names["fc"]].T)[None]
         num_rows = len(token_ids)
@@ -439,6 +490,8 @@ def _others(family: Family, tensors: Tensors) -> Tensors:
     for kind, name in family.names.items():
         if kind == "fc":
             found[name] = torch.randn((HIDDEN, 2 * HIDDEN), generator=generator) / (2 * HIDDEN) ** 0.5
+        elif kind == "own":  # another embedding
+            found[name] = tensors[family.embedding].flip(0)
         elif kind == "embedding":
             found[name] = tensors[family.embedding].clone()
         elif kind == "lm_head":

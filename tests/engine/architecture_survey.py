@@ -27,7 +27,7 @@ from outrider.engine.certificate import certify
 from outrider.engine.errors import ModelRefused
 from outrider.engine.model.guards import require_supported_architecture
 from outrider.engine.model.load import load_model
-from outrider.engine.model.text_part import TEXT_MODELS, WRAPPERS
+from outrider.engine.model.text_part import READ_AS, TEXT_MODELS, WRAPPERS
 from outrider.engine.recurrent.rows import StateRows
 from outrider.engine.run.runner import ModelRunner
 from outrider.shared.checkpoint import architectures
@@ -94,6 +94,14 @@ _OWN: dict[str, dict[str, Any]] = {
         "swa_qk_nope_head_dim": 12,
         "swa_v_head_dim": 20,
     },
+    "bailing_hybrid": {
+        "layer_types": ["linear_attention", "full_attention"],
+        "num_key_value_heads": 4,
+        "n_group": 1,
+        "topk_group": 1,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
     "granitemoehybrid": {"mamba_n_heads": 8},
     "kimi_linear": {"num_experts_per_token": 2, "layer_types": ["linear_attention", "full_attention"]},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
@@ -119,7 +127,7 @@ def by_config_alone() -> Architectures:
     """What the engine says of the default config of each type that is, or has, a causal language model."""
     names = sorted({*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES, *TEXT_MODELS})
     refused = {name: reason for name in names if (reason := _refusal(name)) is not None}
-    served = [name for name in names if name not in refused]
+    served = sorted({*(name for name in names if name not in refused), *READ_AS})
     return Architectures(transformers=transformers.__version__, served=served, refused=refused)
 
 

@@ -334,6 +334,26 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "olmo_hybrid": ("OlmoHybridConfig", {**_HYBRID, "linear_allow_neg_eigval": True}),
+    "bailing_hybrid": (
+        "BailingHybridConfig",
+        {
+            **_LLAMA_LIKE,
+            **_MOE,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+            "mlp_layer_types": ["dense", "sparse", "sparse", "dense"],
+            "kv_lora_rank": 16,
+            "qk_nope_head_dim": 12,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 20,
+            "head_dim": 20,
+            "moe_intermediate_size": 36,
+            "n_group": 1,
+            "topk_group": 1,
+        },
+    ),
     "kimi_linear": (
         "KimiLinearConfig",
         {

@@ -72,6 +72,27 @@ def with_images(write: Write, model_type: str, class_name: str, folder: Path) ->
     (folder / "config.json").write_text(json.dumps(whole))
 
 
+def dots3_note(folder: Path) -> None:
+    """Its text model's settings are at the top, and nothing there says that it has an MTP layer."""
+    mtp_target("dots3_note", folder)
+    other_parts = {
+        "vision_config": {"adapter_out_dim": 32},
+        "audio_config": {"whisper_adapter_out_dim": 32},
+    }
+    config = {name: value for name, value in _config(folder).items() if name != "num_nextn_predict_layers"}
+    tensors = load_file(folder / "model.safetensors") | {"vision_encoder.post_trunk_norm.weight": torch.zeros(8)}
+    _write(folder, config | {"model_type": "dots3_note"} | other_parts, tensors)
+
+
+def intern_s2_preview(folder: Path) -> None:
+    """Qwen3.5's text model and images, and time series."""
+    write = partial(mtp_target, "qwen3_5_moe")
+    with_images(write, "intern_s2_preview", "InternS2PreviewForConditionalGeneration", folder)
+    tensors = load_file(folder / "model.safetensors") | {"model.time_series.norm.weight": torch.zeros(8)}
+    config = _config(folder) | {"ts_config": {"model_type": "interns2_preview_time_series"}}
+    _write(folder, config | {"auto_map": {"AutoConfig": "configuration_interns2_preview.Config"}}, tensors)
+
+
 def without_images(folder: Path) -> None:
     """Step-3.5: the text model of Step-3.7, alone."""
     mtp_target("step3p7", folder)
@@ -133,14 +154,12 @@ def packed(write: Write, case_name: str, folder: Path) -> None:
         del tensors[name]
         tensors |= {f"{module}{ending}": tensor for ending, tensor in parts.items()}
         tensors |= {f"{module}{ending}": torch.tensor(value) for ending, value in case.extra.items()}
-    config = _config(folder) | {"quantization_config": case.settings, "dtype": "bfloat16"}
+    config = _config(folder) | {"dtype": "bfloat16"}
+    if case.side_file is None:
+        config["quantization_config"] = case.settings
+    else:
+        (folder / case.side_file).write_text(json.dumps(case.settings))
     _write(folder, config, tensors)
-
-
-def ascend(folder: Path) -> None:
-    """ModelSlim's: a file that says of each tensor how it is stored."""
-    _QWEN3_5(folder)
-    (folder / "quant_model_description.json").write_text(json.dumps({"model.layers.0.mlp.up_proj.weight": "W8A8"}))
 
 
 # --- draft heads ---------------------------------------------------------------------------------------------------
@@ -220,6 +239,21 @@ def eagle3_speculator(folder: Path, *, hidden: int) -> None:
     _write(folder, config, tensors)
 
 
+def eagle3_with_all(folder: Path, *, hidden: int, num_kv_heads: int) -> None:
+    """As SpecForge's, with an embedding and an output head of its own, of the whole vocabulary."""
+    config = _decoder(hidden, architectures=["LlamaForCausalLMEagle3"], num_key_value_heads=num_kv_heads)
+    tensors = _layer("midlayer", hidden, 2 * hidden) | {
+        "midlayer.hidden_norm.weight": _numbers(hidden, seed=31),
+        "fc.weight": _numbers(hidden, 3 * hidden, seed=32),
+        "norm.weight": _numbers(hidden, seed=33),
+        "lm_head.weight": _numbers(VOCAB, hidden, seed=34),
+        "embed_tokens.weight": _numbers(VOCAB, hidden, seed=35),
+    }
+    for seed, name in enumerate(("k_proj", "v_proj"), 40):
+        tensors[f"midlayer.self_attn.{name}.weight"] = _numbers(16 * num_kv_heads, 2 * hidden, seed=seed)
+    _write(folder, config | {"draft_vocab_size": VOCAB}, tensors)
+
+
 def dflash(folder: Path, *, hidden: int, layers: tuple[int, ...], speculators: bool) -> None:
     """z-lab's layout, or the speculators format."""
     decoder = _decoder(hidden, "qwen3", architectures=["DFlashDraftModel"])
@@ -265,25 +299,50 @@ def dspark(folder: Path, *, hidden: int, layers: tuple[int, ...]) -> None:
 
 def eagle3_with_latents(folder: Path, *, hidden: int) -> None:
     """An EAGLE-3 head whose layer has latent attention."""
-    config = _decoder(hidden, architectures=["Eagle3DeepseekV2ForCausalLM"], draft_vocab_size=VOCAB, kv_lora_rank=16)
-    tensors = {
+    config = _decoder(hidden, architectures=["Eagle3DeepseekV2ForCausalLM"], draft_vocab_size=VOCAB) | _LATENT_SIZES
+    tensors = _with_latents(_layer("layers.0", hidden, 2 * hidden)) | {
         "fc.weight": _numbers(hidden, 3 * hidden, seed=32),
         "norm.weight": _numbers(hidden, seed=33),
         "lm_head.weight": _numbers(VOCAB, hidden, seed=34),
         "layers.0.hidden_norm.weight": _numbers(hidden, seed=31),
-        "layers.0.self_attn.kv_a_proj_with_mqa.weight": _numbers(24, 2 * hidden, seed=35),
     }
     _write(folder, config, tensors)
 
 
-def mistral_eagle(folder: Path, *, hidden: int, **params: Any) -> None:
+_LATENT_SIZES = {
+    "kv_lora_rank": 16,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+}
+
+
+def _with_latents(layer: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A layer of `_layer` with DeepSeek's attention in place of Llama's."""
+    found = {name: part for name, part in layer.items() if ".self_attn." not in name}
+    for name, query in ((name, part) for name, part in layer.items() if name.endswith(".q_proj.weight")):
+        inputs, hidden = query.shape[1], layer[name.replace(".q_proj.", ".o_proj.")].shape[0]
+        shapes = {"q_a_proj": (24, inputs), "q_a_layernorm": (24,), "q_b_proj": (48, 24), "o_proj": (hidden, 32)}
+        shapes |= {"kv_a_proj_with_mqa": (24, inputs), "kv_a_layernorm": (16,), "kv_b_proj": (64, 16)}
+        for place, (part, shape) in enumerate(shapes.items()):
+            found[name.replace(".q_proj.", f".{part}.")] = _numbers(*shape, seed=90 + place)
+    return found
+
+
+def mistral_eagle(folder: Path, *, hidden: int, has_latents: bool = False) -> None:
     sizes = {"dim": hidden, "n_layers": 1, "head_dim": 16, "hidden_dim": 40, "n_heads": 2, "n_kv_heads": 1}
     tensors = _layer("layers.0", hidden, hidden) | {
         "fc.weight": _numbers(hidden, 2 * hidden, seed=20),
         "norm.weight": _numbers(hidden, seed=23),
     }
     rest = {"norm_eps": 1e-5, "vocab_size": VOCAB, "rope_theta": 10000.0, "max_position_embeddings": CONTEXT}
-    write_mistral(folder, sizes | rest | params, tensors)
+    if has_latents:
+        yarn = {"original_max_position_embeddings": 8192, "factor": 128, "apply_scale": False, "beta": 32, "alpha": 1}
+        scaling = {"beta": 0.1, "original_max_position_embeddings": 8192}
+        sizes |= _LATENT_SIZES | {"yarn": yarn, "llama_4_scaling": scaling}
+        tensors = _with_latents(tensors)
+    write_mistral(folder, sizes | rest, tensors)
 
 
 def only_config(folder: Path, **config: Any) -> None:
@@ -310,7 +369,15 @@ _QWEN3_5_MOE = partial(
 )
 _STEP = partial(mtp_target, "step3p7")
 _MINIMAX_M3 = partial(
-    only_config, model_type="minimax_m3_vl", text_config={"sparse_attention_config": {"sparse_attention_freq": [0, 1]}}
+    wrapper,
+    "minimax_m3_vl",
+    num_hidden_layers=6,
+    layer_types=["full_attention", *["minimax_m3_sparse"] * 5],
+    mlp_layer_types=["dense", *["sparse"] * 5],
+    index_n_heads=2,
+    index_head_dim=20,
+    index_block_size=4,
+    index_topk_blocks=6,
 )
 _ERNIE = partial(mtp_target, "ernie4_5_moe")
 _NEMOTRON = partial(mtp_target, "nemotron_h")
@@ -328,7 +395,7 @@ _GLM_DSA = partial(mtp_target, "glm_moe_dsa")
 _DEEPSEEK_V4 = partial(only_config, model_type="deepseek_v4", architectures=["DeepseekV4ForCausalLM"], vocab_size=8)
 _FP8 = "fp8-block"
 PUBLISHED: dict[str, Write] = {
-    "Eco-Tech/Qwen3.8-27B-w8a8": ascend,
+    "Eco-Tech/Qwen3.8-27B-w8a8": partial(packed, _QWEN3_5, "ascend-w8a8"),
     "Qwen/Qwen3-Next-80B-A3B-Instruct": partial(mtp_target, "qwen3_next"),
     "Qwen/Qwen3-VL-235B-A22B-Instruct-FP8": partial(
         packed, partial(wrapper, "qwen3_vl_moe", num_hidden_layers=8), _FP8
@@ -342,23 +409,23 @@ PUBLISHED: dict[str, Write] = {
     "baidu/ERNIE-4.5-300B-A47B-PT": _ERNIE,
     "deepseek-ai/DeepSeek-V4-Flash": _DEEPSEEK_V4,
     "deepseek-ai/DeepSeek-V4-Flash-0731": _DEEPSEEK_V4,
-    "dots-studio/dots3-note-prev-fp8": partial(only_config, model_type="dots3_note", vocab_size=8),
+    "dots-studio/dots3-note-prev-fp8": partial(packed, dots3_note, _FP8),
     "google/gemma-4-31B-it": partial(with_images, gemma4, "gemma4", "Gemma4ForConditionalGeneration"),
     "google/gemma-4-31B-it-assistant": gemma4_assistant,
-    "inclusionAI/Ling-3.0-flash": partial(only_config, model_type="bailing_hybrid", vocab_size=8),
-    "internlm/Intern-S2-Preview": partial(only_config, model_type="interns2_preview", vocab_size=8),
+    "inclusionAI/Ling-3.0-flash": partial(mtp_target, "bailing_hybrid"),
+    "internlm/Intern-S2-Preview": intern_s2_preview,
     "meta-llama/Llama-3.1-8B-Instruct": partial(plain, "llama", num_hidden_layers=8),
     "RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3": partial(eagle3_speculator, hidden=48),
     "mindlab-research/Macaron-V1-Coding-Venti": _GLM_DSA,
     "mistralai/Mistral-Medium-3.5-128B": partial(wrapper, "mistral3 ministral3"),
     "mistralai/Mistral-Medium-3.5-128B-EAGLE": partial(mistral_eagle, hidden=80),
     "mistralai/Mistral-Small-4-119B-2603": partial(wrapper, "mistral3 mistral4"),
-    "mistralai/Mistral-Small-4-119B-2603-eagle": partial(mistral_eagle, hidden=80, kv_lora_rank=16),
+    "mistralai/Mistral-Small-4-119B-2603-eagle": partial(mistral_eagle, hidden=80, has_latents=True),
     "nvidia/Kimi-K2.6-NVFP4": partial(packed, partial(wrapper, "kimi_k25", num_hidden_layers=8), "modelopt-nvfp4"),
     "lightseekorg/kimi-k2.6-eagle3-mla": partial(eagle3_with_latents, hidden=80),
-    "nvidia/MiniMax-M3-NVFP4": _MINIMAX_M3,
-    "Inferact/MiniMax-M3-EAGLE3": partial(eagle3_with_latents, hidden=80),
-    "Inferact/MiniMax-M3-EAGLE3-GQA": partial(eagle3_speculator, hidden=80),
+    "nvidia/MiniMax-M3-NVFP4": partial(packed, _MINIMAX_M3, "modelopt-nvfp4"),
+    "Inferact/MiniMax-M3-EAGLE3": partial(eagle3_with_all, hidden=80, num_kv_heads=2),
+    "Inferact/MiniMax-M3-EAGLE3-GQA": partial(eagle3_with_all, hidden=80, num_kv_heads=1),
     "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4": partial(packed, _NEMOTRON, "modelopt-nvfp4"),
     "nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-NVFP4": partial(packed, _NEMOTRON, "modelopt-nvfp4"),
     "nvidia/Qwen3.6-27B-NVFP4": partial(packed, _QWEN3_5, "modelopt-nvfp4"),

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 # version of the written files; changing it remakes the folders
-_VERSION = 1
+_VERSION = 2
 _SIZES = {
     "dim": "hidden_size",
     "hidden_dim": "intermediate_size",
@@ -34,6 +34,7 @@ _SIZES = {
     "head_dim": "head_dim",
     "vocab_size": "vocab_size",
 }
+_LATENT_SIZES = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 _YARN = {
     "factor": "factor",
     "original_max_position_embeddings": "original_max_position_embeddings",
@@ -47,13 +48,19 @@ _PARTS = {
     "attention.wk": "self_attn.k_proj",
     "attention.wv": "self_attn.v_proj",
     "attention.wo": "self_attn.o_proj",
+    "attention.wq_a": "self_attn.q_a_proj",
+    "attention.q_a_norm": "self_attn.q_a_layernorm",
+    "attention.wq_b": "self_attn.q_b_proj",
+    "attention.wkv_a_with_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attention.kv_a_norm": "self_attn.kv_a_layernorm",
+    "attention.wkv_b": "self_attn.kv_b_proj",
     "feed_forward.w1": "mlp.gate_proj",
     "feed_forward.w2": "mlp.down_proj",
     "feed_forward.w3": "mlp.up_proj",
 }
 _ENDS = {"eagle_linear": "fc", "tok_embeddings": "embed_tokens", "output": "lm_head", "norm": "norm"}
 # Keys of layers that are not computed here -> what they are.
-_OTHER_LAYERS = {"moe": "experts", "kv_lora_rank": "latent attention", "quantization": "quantised weights"}
+_OTHER_LAYERS = {"moe": "experts"}
 # positions, where params.json does not say how many
 _POSITIONS = 131_072
 
@@ -81,6 +88,8 @@ def _make(path: str, weights: list[Path], folder: Path) -> None:
         cause = f"it has {PARAMS_FILE} and no config.json, and is no EAGLE head (eagle_linear.weight)"
         raise ModelRefused(path, cause, "give a checkpoint in the layout of transformers")
     config = _config(path, params)
+    if params.get("quantization"):
+        tensors = _dequantised(path, params["quantization"], tensors)
     renamed = {_name(path, name): _half_rotated(path, name, tensor, config) for name, tensor in tensors.items()}
     (folder / "config.json").write_text(json.dumps(config))
     save_file(renamed, folder / "model.safetensors", {"format": "pt"})
@@ -101,8 +110,15 @@ def _config(path: str, params: Mapping[str, Any]) -> dict[str, Any]:
         rope |= {"rope_type": "yarn"} | {ours: yarn[key] for key, ours in _YARN.items() if key in yarn}
         if not yarn.get("apply_scale", True):
             rope["attention_factor"] = 1.0
+        elif params.get("kv_lora_rank"):  # its scores are scaled, not its angles
+            rope |= {"mscale": 1.0, "mscale_all_dim": 1.0}
+    scaling = params.get("llama_4_scaling")
+    if params.get("kv_lora_rank") and isinstance(scaling, dict) and scaling.get("beta"):
+        rope["llama_4_scaling_beta"] = scaling["beta"]
+        rope["original_max_position_embeddings"] = scaling.get("original_max_position_embeddings")
     return {
         **sizes,
+        **{name: params[name] for name in _LATENT_SIZES if params.get(name)},
         "architectures": ["EagleMistralForCausalLM"],
         "model_type": "mistral",
         "rms_norm_eps": params.get("norm_eps", 1e-5),
@@ -110,6 +126,22 @@ def _config(path: str, params: Mapping[str, Any]) -> dict[str, Any]:
         "rope_parameters": rope,
         "tie_word_embeddings": False,
     }
+
+
+def _dequantised(path: str, scheme: object, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Returns the weights in bfloat16, each times its tensor's scale. What scales activations is left out."""
+    import torch
+
+    if not isinstance(scheme, dict) or scheme.get("qformat_weight") != "fp8_e4m3":
+        raise ModelRefused(path, f"quantization of its {PARAMS_FILE} is {str(scheme)[:80]}; fp8_e4m3 alone is read")
+    plain = {name: tensor for name, tensor in tensors.items() if not re.search(r"\.qscale_(weight|act)$", name)}
+    for name, tensor in tensors.items():
+        weight = name.replace(".qscale_weight", ".weight")
+        if weight != name and (tensor.numel() != 1 or weight not in plain):
+            raise ModelRefused(path, f"tensor {name} {list(tensor.shape)} is not the one scale of a weight")
+        if weight != name:
+            plain[weight] = (plain[weight].float() * tensor.float()).to(torch.bfloat16)
+    return plain
 
 
 def _name(path: str, name: str) -> str:

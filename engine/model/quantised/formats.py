@@ -15,6 +15,7 @@ import torch
 
 from outrider.engine.errors import ModelRefused
 from outrider.engine.model.quantised import (
+    ascend,
     auto_round,
     awq,
     bitsandbytes,
@@ -32,6 +33,7 @@ from outrider.shared.checkpoint.quantization import Quantization
 Unpacked = TypeVar("Unpacked", torch.Tensor, Codes)
 
 FORMATS: dict[str, Format] = {
+    "ascend": ascend.FORMAT,
     "auto-round": auto_round.FORMAT,
     "awq": awq.FORMAT,
     "bitsandbytes": bitsandbytes.FORMAT,

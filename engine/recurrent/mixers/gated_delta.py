@@ -1,4 +1,4 @@
-"""The gated delta rule's mixer, in place of transformers' (Qwen3-Next, Qwen3.5, OLMo hybrid, Kimi Linear).
+"""The gated delta rule's mixer, in place of transformers' (Qwen3-Next, Qwen3.5, OLMo hybrid, Kimi Linear, Ling 3.0).
 
 Not here: the recurrence (kernels/recurrent/gated_delta), which modules are replaced (adapt).
 """
@@ -91,9 +91,13 @@ def from_olmo(original: Any, name: str, state_idx: int, kernels: RecurrentKernel
 
 
 def from_kimi(original: Any, name: str, state_idx: int, kernels: RecurrentKernels) -> GatedDeltaMixer:
-    """Builds Kimi Linear's mixer: a decay per key element, and narrow projections before those of decays and gates."""
+    """Builds Kimi Linear's mixer: a decay per key element, and narrow projections before those of decays and gates.
+
+    Ling's has plain projections, and may bound its decays.
+    """
     require_silu(original)
     forget = original.forget_gate
+    is_plain = hasattr(forget, "f_proj")
     layer = GatedDeltaLayer(
         *(original.num_heads, original.num_heads, original.head_dim, original.head_dim),
         conv_weight=_convolution(original),
@@ -107,10 +111,11 @@ def from_kimi(original: Any, name: str, state_idx: int, kernels: RecurrentKernel
             rounds_first=False,
             activation=original.o_norm.activation,
         ),
+        decay_bound=float(forget.lower_bound) if getattr(forget, "safe_gate", False) else 0.0,
     )
     raw = _joined(original.q_proj, original.k_proj, original.v_proj, original.b_proj)
-    decays = torch.nn.Sequential(forget.f_a_proj, forget.f_b_proj)
-    gates = torch.nn.Sequential(original.g_a_proj, original.g_b_proj)
+    decays = forget.f_proj if is_plain else torch.nn.Sequential(forget.f_a_proj, forget.f_b_proj)
+    gates = original.g_proj if is_plain else torch.nn.Sequential(original.g_a_proj, original.g_b_proj)
     return GatedDeltaMixer(name, state_idx, kernels, layer, [raw, decays], gates, original.o_proj)
 
 

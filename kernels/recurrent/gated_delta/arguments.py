@@ -32,6 +32,9 @@ class GatedDeltaLayer:
     dt_bias: torch.Tensor  # float32 [A]
     norm: GatedNormLayer  # of the outputs, in groups of dv
     beta_scale: float = 1.0
+    # Not 0: of a decay for each element of a key, the logarithm lies between it and 0 (Ling 3.0):
+    # decay_bound * sigmoid(-decay_rate * step), in place of decay_rate * softplus(step).
+    decay_bound: float = 0.0
 
     @property
     def num_channels(self) -> int:
@@ -58,6 +61,7 @@ class GatedDeltaLayer:
             *(DELTA, columns, self.num_key_heads, self.decay_rate, self.dt_bias),
             query_scale=self.key_dim**-0.5,
             beta_scale=self.beta_scale,
+            decay_bound=self.decay_bound,
         )
 
 

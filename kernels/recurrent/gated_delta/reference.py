@@ -39,8 +39,9 @@ def _step(
     query = _spread(query, layer) * layer.key_dim**-0.5
     key, value = _spread(key, layer), value.view(num_heads, layer.value_dim)
     beta = sigmoid(b.float()).to(dtype).float() * layer.beta_scale
-    step = softplus(a.float() + layer.dt_bias).view(num_heads, layer.decays_per_head, 1)
-    state = state * torch.exp(layer.decay_rate[:, None, None] * step)
+    step, rate = (a.float() + layer.dt_bias).view(num_heads, layer.decays_per_head, 1), layer.decay_rate[:, None, None]
+    bound = layer.decay_bound
+    state = state * torch.exp(bound * sigmoid(-rate * step) if bound else rate * softplus(step))
     correction = (value - (state * key[:, :, None]).sum(1)) * beta[:, None]
     state = state + key[:, :, None] * correction[:, None, :]
     return window, state, (state * query[:, :, None]).sum(1)

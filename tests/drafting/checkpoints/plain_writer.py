@@ -111,6 +111,37 @@ def eagle1_tensors(*, num_layers: int = 1, fc_bias: bool = True, qkv_bias: bool 
     return tensors
 
 
+LATENT, QUERY_LATENT, KEY_DIM, ROTATED, VALUE_DIM = 16, 14, 12, 8, 16  # 16 is the least that the CPU kernel takes
+
+
+def latent_sizes(**changes: Any) -> dict[str, Any]:
+    """Settings of latent attention, by the names that both DeepSeek and Mistral have."""
+    sizes = {"kv_lora_rank": LATENT, "q_lora_rank": QUERY_LATENT, "v_head_dim": VALUE_DIM}
+    return sizes | {"qk_nope_head_dim": KEY_DIM, "qk_rope_head_dim": ROTATED} | changes
+
+
+def with_latents(tensors: Tensors, *, has_query_latent: bool = True) -> Tensors:
+    """The same layers with latent attention, as DeepSeek's."""
+    found = {name: part for name, part in tensors.items() if ".self_attn." not in name}
+    for name in [name for name in tensors if name.endswith(".self_attn.q_proj.weight")]:
+        attention, inputs = name.removesuffix("q_proj.weight"), tensors[name].shape[1]
+        queries = HEADS * (KEY_DIM + ROTATED)
+        shapes = {
+            "kv_a_proj_with_mqa": (LATENT + ROTATED, inputs),
+            "kv_a_layernorm": (LATENT,),
+            "kv_b_proj": (HEADS * (KEY_DIM + VALUE_DIM), LATENT),
+            "o_proj": (HIDDEN, HEADS * VALUE_DIM),
+        }
+        if has_query_latent:
+            shapes |= {"q_a_proj": (QUERY_LATENT, inputs), "q_a_layernorm": (QUERY_LATENT,)}
+        shapes |= {"q_b_proj": (queries, QUERY_LATENT)} if has_query_latent else {"q_proj": (queries, inputs)}
+        found |= {
+            f"{attention}{part}.weight": numbers(*shape, seed=200 + place)
+            for place, (part, shape) in enumerate(shapes.items())
+        }
+    return found
+
+
 def mistral_eagle_tensors() -> Tensors:
     """As eagle1_tensors, with Mistral's norms."""
     norms = {"norm.weight": numbers(HIDDEN, seed=23), "layers.0.input_layernorm.weight": numbers(HIDDEN, seed=24)}
@@ -137,7 +168,10 @@ def write_mistral(folder: Path, params: Any, tensors: Mapping[str, torch.Tensor]
     names = {
         "fc": "eagle_linear",
         "self_attn": "attention",
-        **{f"{part}_proj": f"w{part}" for part in "qkvo"},
+        **{f"{part}_proj": f"w{part}" for part in ("q", "k", "v", "o", "q_a", "q_b", "kv_b")},
+        "kv_a_proj_with_mqa": "wkv_a_with_mqa",
+        "q_a_layernorm": "q_a_norm",
+        "kv_a_layernorm": "kv_a_norm",
         "mlp": "feed_forward",
         "gate_proj": "w1",
         "down_proj": "w2",

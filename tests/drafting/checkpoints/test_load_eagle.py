@@ -113,12 +113,63 @@ def test_mistrals_own_layout_computes_the_published_head(target: TargetWeights, 
 
 
 @pytest.mark.usefixtures("_own_cache")
+@pytest.mark.parametrize("apply_scale", [True, False])
+def test_mistrals_own_layout_with_latents_in_fp8(apply_scale: bool, target: TargetWeights, tmp_path: Path) -> None:
+    """As Mistral-Small-4-119B-2603-eagle: two layers, queries scaled by position, one scale per weight."""
+    tensors = plain.with_latents(plain.mistral_eagle_tensors() | plain.layer_tensors("layers.1", seed=60))
+    tensors["layers.1.input_layernorm.weight"] = plain.numbers(plain.HIDDEN, seed=61)
+    stored, exact = {}, {}
+    for name, part in tensors.items():
+        scale = torch.tensor(0.125)
+        packed = (part / scale).to(torch.float8_e4m3fn)
+        is_packed = part.ndim == 2 and name != "fc.weight"
+        exact[name] = packed.float() * scale if is_packed else part
+        stored[name] = packed if is_packed else part
+        if is_packed:
+            stored[name.replace(".weight", ".qscale_weight")] = scale
+            stored[name.replace(".weight", ".qscale_act")] = torch.tensor(3.0)
+    yarn = {"original_max_position_embeddings": 8, "factor": 16, "beta": 32, "alpha": 1, "apply_scale": apply_scale}
+    params = plain.mistral_params(
+        **plain.latent_sizes(),
+        n_layers=2,
+        yarn=yarn,
+        llama_4_scaling={"beta": 0.5, "original_max_position_embeddings": 8},
+        quantization={"qformat_weight": "fp8_e4m3", "qscheme_act": "TENSOR"},
+    )
+    folder = local_model(str(plain.write_mistral(tmp_path / "head", params, stored)), "draft")
+    assert recognise(folder) == "eagle"
+    head = load_eagle(folder, target, torch.float32, attn_implementation="eager")
+    with torch.no_grad():
+        features = head(torch.tensor([TOKENS]), head.fuse(FEATURES[None]), torch.tensor([POSITIONS]))
+    scaling = {"rope_type": "yarn", "factor": 16, "original_max_position_embeddings": 8, "llama_4_scaling_beta": 0.5}
+    wanted = plain_math.eagle1(
+        plain_math.doubled(exact),
+        plain_math.doubled(plain.target_tensors())["model.embed_tokens.weight"],
+        TOKENS,
+        FEATURES.double(),
+        POSITIONS,
+        plain_math.causal(len(TOKENS)),
+        shape(
+            rotates_neighbours=True,
+            has_norms=True,
+            num_layers=2,
+            key_dim=plain.KEY_DIM,
+            value_dim=plain.VALUE_DIM,
+            rope_scaling=scaling | ({"mscale_all_dim": 1} if apply_scale else {}),
+        ),
+    )
+    torch.testing.assert_close(features[0].double(), wanted, atol=1e-5, rtol=0)
+
+
+@pytest.mark.usefixtures("_own_cache")
 @pytest.mark.parametrize(
     ("params", "tensors", "cause"),
     [
         ({"dim": "24"}, {}, "dim of its params.json is 24, not a whole number"),
         ({"n_heads": True}, {}, "n_heads of its params.json is True"),
-        ({"kv_lora_rank": 16}, {}, "its params.json has kv_lora_rank: heads with latent attention"),
+        ({"quantization": {"qformat_weight": "nvfp4"}}, {}, "fp8_e4m3 alone is read"),
+        ({"quantization": {"qformat_weight": "fp8_e4m3"}}, {"fc.qscale_weight": torch.ones(2)}, "not the one scale"),
+        ({"quantization": {"qformat_weight": "fp8_e4m3"}}, {"fc2.qscale_weight": torch.ones(1)}, "not the one scale"),
         ({"moe": {"num_experts": 4}}, {}, "its params.json has moe: heads with experts"),
         ({}, {"vision_encoder.weight": torch.zeros(2)}, "tensor vision_encoder.weight, which an EAGLE head"),
         ({}, {"layers.0.attention.wq.weight": torch.zeros(7, 24)}, r"wq.weight has shape \[7, 24\], and heads of 8"),

@@ -85,8 +85,8 @@ def check(folder: Path, target: TargetWeights, tensors: plain.Tensors, **referen
     """The loaded head against the equations; `reference` is about those."""
     head = load_eagle3(folder, target, torch.float32, attn_implementation="eager")
     scaling = reference.pop("rope_scaling", None)
-    num_layers = reference.pop("num_layers", 1)
-    shape = plain_math.Shape(plain.HEADS, plain.KV_HEADS, plain.HEAD_DIM, rope_scaling=scaling, num_layers=num_layers)
+    of_shape = {"num_layers": reference.pop("num_layers", 1)} | reference.pop("of_shape", {})
+    shape = plain_math.Shape(plain.HEADS, plain.KV_HEADS, plain.HEAD_DIM, rope_scaling=scaling, **of_shape)
     theirs = plain_math.doubled(tensors)
     embedding = theirs.get("embed_tokens.weight", plain.target_tensors()["model.embed_tokens.weight"].double())
     fused = plain_math.eagle3_fuse(theirs, [state.double() for state in STATES], shape.eps)
@@ -138,6 +138,30 @@ def test_two_layers_and_biases(target: TargetWeights, tmp_path: Path) -> None:
     tensors["fc.bias"] = plain.numbers(plain.HIDDEN, seed=62)
     folder = plain.write(tmp_path, plain.eagle3_config(num_hidden_layers=2, attention_bias=True), tensors)
     check(folder, target, tensors, num_layers=2)
+
+
+YARN = {
+    "rope_type": "yarn",
+    "factor": 16.0,
+    "original_max_position_embeddings": 8,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
+
+
+@pytest.mark.parametrize("scaling", [None, YARN])
+@pytest.mark.parametrize("has_query_latent", [True, False])
+def test_latent_attention(
+    scaling: dict[str, Any] | None, has_query_latent: bool, target: TargetWeights, tmp_path: Path
+) -> None:
+    """As lightseekorg/kimi-k2.6-eagle3-mla has it."""
+    tensors = plain.with_latents(plain.eagle3_tensors(), has_query_latent=has_query_latent)
+    sizes = plain.latent_sizes(**({} if has_query_latent else {"q_lora_rank": None}))
+    config = plain.eagle3_config(**sizes, rope_scaling=scaling, architectures=["Eagle3DeepseekV2ForCausalLM"])
+    folder = plain.write(tmp_path, config, renamed(tensors, "layers.0.", "midlayer."))
+    assert recognise(folder) == "eagle3"
+    of_shape = {"key_dim": plain.KEY_DIM, "value_dim": plain.VALUE_DIM, "rotates_neighbours": True}
+    check(folder, target, tensors, rope_scaling=scaling, of_shape=of_shape)
 
 
 def test_an_embedding_of_its_own_is_used(target: TargetWeights, tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_the_targets_config_is_unchanged(target: MtpTarget, monkeypatch: pytest.
 def test_what_is_given_is_shared_and_not_read(target: MtpTarget) -> None:
     embedding, lm_head = torch.nn.Embedding(61, HIDDEN), torch.nn.Linear(HIDDEN, 61, bias=False)
     head = load_mtp(target.folder, torch.float32, embedding=embedding, lm_head=lm_head)
-    assert head.embed_tokens is embedding
+    assert (head.embed_tokens is embedding) == ("own" not in target.family.names)
     assert head.lm_head is lm_head
 
 
@@ -144,9 +144,9 @@ def refusal(folder: Path) -> str:
 
 
 def needed(target: MtpTarget) -> list[str]:
-    """Copies of the target's embedding and output head may be missing."""
-    copies = {target.family.names.get("embedding"), target.family.names.get("lm_head")}
-    return [name for name in target.mtp_names if name not in copies]
+    """Its embedding and output head may be missing: the target's are used."""
+    ends = {target.family.names.get(kind) for kind in ("embedding", "lm_head", "own")}
+    return [name for name in target.mtp_names if name not in ends]
 
 
 def test_a_missing_tensor_is_refused_by_its_name(target: MtpTarget, tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_a_renamed_or_further_tensor_is_refused_by_its_name(target: MtpTarget, t
 
 
 def test_a_quantised_layer_in_a_plain_checkpoint_is_refused_by_its_name(target: MtpTarget, tmp_path: Path) -> None:
-    name = next(name for name in target.mtp_names if name.endswith("o_proj.weight"))
+    name = next(name for name in target.mtp_names if name.endswith(("o_proj.weight", "attention.dense.weight")))
     for dtype, shown in ((torch.float8_e4m3fn, "F8_E4M3"), (torch.int8, "I8")):
         packed = target.tensors | {name: target.tensors[name].to(dtype)}
         found = refusal(target.rewritten(tmp_path / shown, packed))

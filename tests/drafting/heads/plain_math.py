@@ -28,6 +28,8 @@ class Shape:
     num_layers: int = 1
     rotates_neighbours: bool = False
     has_norms: bool = False  # before the first layer and after the last one, in EAGLE-1
+    key_dim: int = 0  # of latent attention: elements of a head's key that are not rotated; head_dim are
+    value_dim: int = 0
 
 
 def mean_square_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -48,7 +50,7 @@ def linear(tensors: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
 
 
 def frequency(pair: int, shape: Shape) -> float:
-    """Radians per position of one pair of a head's dimensions; "linear" and "llama3" as in their sources."""
+    """Radians per position of one pair of a head's dimensions; the scalings as in their sources."""
     plain = shape.theta ** (-2 * pair / shape.head_dim)
     scaling = shape.rope_scaling
     if scaling is None:
@@ -57,6 +59,14 @@ def frequency(pair: int, shape: Shape) -> float:
         return plain / scaling["factor"]
     wavelength = 2 * math.pi / plain
     original = scaling["original_max_position_embeddings"]
+    if scaling["rope_type"] == "yarn":  # arXiv 2309.00071, with ramps between whole pairs
+
+        def pair_of(rotations: float) -> float:
+            return shape.head_dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(shape.theta))
+
+        low, high = max(0, math.floor(pair_of(32))), min(shape.head_dim - 1, math.ceil(pair_of(1)))
+        ramp = min(1, max(0, (pair - low) / max(high - low, 0.001)))
+        return plain / scaling["factor"] * ramp + plain * (1 - ramp)
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     if wavelength < original / high:
         return plain
@@ -84,6 +94,8 @@ def attention(
     tensors: Tensors, prefix: str, x: torch.Tensor, positions: list[int], allowed: torch.Tensor, shape: Shape
 ) -> torch.Tensor:
     """x [T, inputs] -> [T, hidden]; allowed bool [T, T]: row attends to column."""
+    if f"{prefix}.kv_b_proj.weight" in tensors:
+        return latent_attention(tensors, prefix, x, positions, allowed, shape)
     num_rows = x.shape[0]
     query = linear(tensors, f"{prefix}.q_proj", x).view(num_rows, shape.num_heads, shape.head_dim)
     key = linear(tensors, f"{prefix}.k_proj", x).view(num_rows, shape.num_kv_heads, shape.head_dim)
@@ -100,6 +112,45 @@ def attention(
             scores = key[seen, group] @ query[row, head] / math.sqrt(shape.head_dim)
             weights = torch.exp(scores - scores.max())
             out[row, head] = (weights / weights.sum()) @ value[seen, group]
+    return linear(tensors, f"{prefix}.o_proj", out.reshape(num_rows, -1))
+
+
+def latent_attention(
+    tensors: Tensors, prefix: str, x: torch.Tensor, positions: list[int], allowed: torch.Tensor, shape: Shape
+) -> torch.Tensor:
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, section 2.1); the latents' norms have an eps of 1e-6.
+
+    With YaRN scores are scaled by (0.1 mscale_all_dim ln factor + 1) squared; queries by Llama 4's factor of position.
+    """
+    num_rows, heads = x.shape[0], shape.num_heads
+    scaling = shape.rope_scaling or {}
+    if f"{prefix}.q_a_proj.weight" in tensors:
+        compressed = linear(tensors, f"{prefix}.q_a_proj", x)
+        query = linear(
+            tensors, f"{prefix}.q_b_proj", mean_square_norm(compressed, tensors[f"{prefix}.q_a_layernorm.weight"], 1e-6)
+        )
+    else:
+        query = linear(tensors, f"{prefix}.q_proj", x)
+    query = query.view(num_rows, heads, shape.key_dim + shape.head_dim)
+    latent, shared = linear(tensors, f"{prefix}.kv_a_proj_with_mqa", x).split(
+        [tensors[f"{prefix}.kv_b_proj.weight"].shape[1], shape.head_dim], dim=-1
+    )
+    latent = mean_square_norm(latent, tensors[f"{prefix}.kv_a_layernorm.weight"], 1e-6)
+    both = linear(tensors, f"{prefix}.kv_b_proj", latent).view(num_rows, heads, shape.key_dim + shape.value_dim)
+    query_part = rotate(query[..., shape.key_dim :], positions, shape)
+    key_part = rotate(shared[:, None], positions, shape)
+    scale = (shape.key_dim + shape.head_dim) ** -0.5
+    scale *= (0.1 * scaling.get("mscale_all_dim", 0) * math.log(scaling.get("factor", 1)) + 1) ** 2
+    out = torch.zeros(num_rows, heads, shape.value_dim, dtype=x.dtype)
+    for row, position in enumerate(positions):
+        grown = math.log(1 + position // scaling.get("original_max_position_embeddings", math.inf))
+        for head in range(heads):
+            seen = allowed[row].nonzero()[:, 0]
+            scores = both[seen, head, : shape.key_dim] @ query[row, head, : shape.key_dim]
+            scores = (scores + key_part[seen, 0] @ query_part[row, head]) * scale
+            scores = scores * (1 + scaling.get("llama_4_scaling_beta", 0) * grown)
+            weights = torch.exp(scores - scores.max())
+            out[row, head] = (weights / weights.sum()) @ both[seen, head, shape.key_dim :]
     return linear(tensors, f"{prefix}.o_proj", out.reshape(num_rows, -1))
 
 

@@ -8,7 +8,10 @@ import pytest
 import torch
 
 from outrider.engine.attention.batch import SessionRows, build_batch
-from outrider.engine.attention.choice import EVERYTHING, VisibleKeys, by_slot, choose, top_slots
+from outrider.engine.attention.choice import EVERYTHING, TopBlocks, TopKeys, VisibleKeys, by_head, choose
+from outrider.engine.attention.layer import IndexerCall, PagedContext
+from outrider.engine.attention.ops import LayerShape, resolve_attention_ops
+from outrider.engine.attention.paged_kv import PagedKVCache
 from outrider.kernels.index_scores.reference import index_scores
 from outrider.kernels.paged_attention import cpu
 from outrider.kernels.paged_attention.arguments import Scoring
@@ -52,12 +55,32 @@ def test_the_best_are_chosen_and_of_equal_ones_the_earliest(num_chosen: int) -> 
     for row, count in zip(range(40), itertools.cycle(range(1, 12))):
         slots[row, count:] = -1
         scores[row, count:] = -torch.inf
-    found = top_slots(scores, slots, num_chosen).tolist()
+    found = TopKeys(num_chosen).chosen(scores, slots).tolist()
     for row, ours in enumerate(found):
         places = [place for place in range(11) if slots[row, place] >= 0]
         rank = {place: -torch.inf if scores[row, place].isnan() else float(scores[row, place]) for place in places}
         best = sorted(sorted(places, key=lambda place: (-rank[place], place))[:num_chosen])
-        assert ours[: len(best)] == [int(slots[row, place]) for place in best]
+        assert [place for place, is_chosen in enumerate(ours) if is_chosen] == best
+
+
+@pytest.mark.parametrize(("num_blocks", "num_local"), [(1, 0), (2, 1), (3, 2), (2, 3), (50, 1)])
+def test_the_best_blocks_are_chosen_after_the_rows_own(num_blocks: int, num_local: int) -> None:
+    """Against sorting blocks of 3 keys, on few different scores."""
+    generator = torch.Generator().manual_seed(num_blocks)
+    scores = torch.randint(-2, 3, (40, 11), generator=generator).float()
+    slots = torch.randint(0, 99, scores.shape, generator=generator).int()
+    for row, count in zip(range(40), itertools.cycle(range(1, 12))):
+        slots[row, count:] = -1
+        scores[row, count:] = -torch.inf
+    found = TopBlocks(3, num_blocks, num_local).chosen(scores, slots).tolist()
+    for row, ours in enumerate(found):
+        count = int((slots[row] >= 0).sum())
+        own = (count - 1) // 3
+        value = {block: float(scores[row, 3 * block : 3 * block + 3].max()) for block in range(own + 1)}
+        value |= dict.fromkeys(range(max(0, own - num_local + 1), own + 1), torch.inf)
+        best = sorted(value, key=lambda block: (-value[block], block))[:num_blocks]
+        expected = [place for place in range(count) if place // 3 in best]
+        assert [place for place, is_chosen in enumerate(ours) if is_chosen] == expected
 
 
 def choice_of(
@@ -65,13 +88,9 @@ def choice_of(
 ) -> list[list[int]]:
     """The chosen slots of each row."""
     tables = build_batch(sessions, BLOCK_SIZE).attention_tables
-    weights = torch.ones(queries.shape[:2])
-    choice = choose(queries, weights, cache, tables, num_chosen, index_scores)
-    if choice.tables is None:
-        return [
-            [slot for slot in row if slot >= 0]
-            for row in VisibleKeys(tables, BLOCK_SIZE).slots(0, len(queries)).tolist()
-        ]
+    weights, visible = torch.ones(queries.shape[:2])[:, None], VisibleKeys(tables, BLOCK_SIZE)
+    choice = choose(queries[:, None], weights, cache, visible, TopKeys(num_chosen), index_scores, 1)
+    assert choice.tables is not None
     ends = (choice.tables.context_lens + 1).tolist()
     return [row[:end] for row, end in zip(choice.tables.block_tables.tolist(), ends, strict=True)]
 
@@ -94,29 +113,36 @@ def test_a_rows_choice_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_context_no_longer_than_the_choice_is_attended_whole() -> None:
-    rows = [SessionRows([1] * 3, 5, [1, 0], 3)]
-    tables = build_batch(rows, BLOCK_SIZE).attention_tables
-    arguments = torch.randn(3, 2, 16), torch.ones(3, 2), torch.randn(2, 1, BLOCK_SIZE, 16), tables
-    assert choose(*arguments, 8, index_scores) is EVERYTHING
-    assert choose(*arguments, 7, index_scores).tables is not None
+    ops = resolve_attention_ops("cpu", torch.device("cpu"))
+    shape = LayerShape("layer", 2, 1, 16, 16, None, index_dim=16)
+    cache = PagedKVCache([shape], num_blocks=2, block_size=4, dtype=torch.float32, device=torch.device("cpu"), ops=ops)
+    batch = build_batch([SessionRows([1] * 3, 5, [1, 0], 3)], BLOCK_SIZE)
+    call = IndexerCall(PagedContext(ops, batch, cache), 0)
+    arguments = torch.randn(3, 1, 2, 16), torch.ones(3, 1, 2), torch.randn(3, 16)
+    assert call.choose(*arguments, TopKeys(8)) is EVERYTHING
+    assert call.choose(*arguments, TopKeys(7)).tables is not None
 
 
+@pytest.mark.parametrize(("num_heads", "num_choices"), [(1, 1), (2, 2), (4, 2), (2, 1)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_all_that_is_chosen_has_the_bits_of_attention_without_a_choice(dtype: torch.dtype) -> None:
+def test_all_that_is_chosen_has_the_bits_of_attention_without_a_choice(
+    dtype: torch.dtype, num_heads: int, num_choices: int
+) -> None:
     """A row that sees 300 keys beside one that sees more than it may choose."""
     generator = torch.Generator().manual_seed(4)
-    keys = torch.randn(200, 1, BLOCK_SIZE, 24, generator=generator).to(dtype)
-    values, query = keys[..., :16], torch.randn(5, 4, 24, generator=generator).to(dtype)
+    keys = torch.randn(200, num_heads, BLOCK_SIZE, 24, generator=generator).to(dtype)
+    values, query = keys[..., :16], torch.randn(5, 8, 24, generator=generator).to(dtype)
     order = torch.randperm(200, generator=generator).tolist()
     sessions = [SessionRows([1] * 3, 297, order[:75], 3), SessionRows([1] * 2, 398, order[75:175], 2)]
     tables = build_batch(sessions, BLOCK_SIZE).attention_tables
     index_cache = torch.randn(200, 1, BLOCK_SIZE, 16, generator=generator)
-    choice = choose(
-        torch.randn(5, 2, 16, generator=generator), torch.ones(5, 2), index_cache, tables, 300, index_scores
-    )
+    queries, weights = torch.randn(5, num_choices, 2, 16, generator=generator), torch.ones(5, num_choices, 2)
+    visible = VisibleKeys(tables, BLOCK_SIZE)
+    choice = choose(queries, weights, index_cache, visible, TopKeys(300), index_scores, num_heads)
     assert choice.tables is not None
     dense = cpu.paged_attention(query, keys, values, tables, Scoring(0.3))
-    sparse = cpu.paged_attention(query, by_slot(keys), by_slot(values), choice.tables, Scoring(0.3))
-    assert by_slot(keys).data_ptr() == keys.data_ptr()
+    by_heads = query.reshape(5 * num_heads, -1, 24)
+    sparse = cpu.paged_attention(by_heads, by_head(keys), by_head(values), choice.tables, Scoring(0.3)).view(5, 8, 16)
+    assert by_head(keys).data_ptr() == keys.data_ptr()
     assert torch.equal(sparse[:3], dense[:3])
     assert not torch.equal(sparse[3:], dense[3:])

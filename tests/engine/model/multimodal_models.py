@@ -15,12 +15,13 @@ from outrider.engine.model.text_part import WRAPPERS
 from tests.engine.architecture_survey import tiny_arguments
 from tests.engine.tiny_models import HYBRIDS, SERVED
 
+_HIDDEN = 80
 _QWEN_VISION = {
     "depth": 1,
     "hidden_size": 32,
     "intermediate_size": 32,
     "num_heads": 2,
-    "out_hidden_size": 80,
+    "out_hidden_size": _HIDDEN,
     "num_position_embeddings": 16,
 }
 _LLAMA_VISION = {"hidden_size": 32, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -117,4 +118,7 @@ def _text_arguments(config: Any) -> dict[str, Any]:
 def _other_arguments(config: Any) -> dict[str, Any]:
     fields = config.to_dict()
     sizes = {key: size for key, size in _OTHER_PARTS.items() if isinstance(fields.get(key), int)}
+    if config.model_type.startswith("dots3_note_"):
+        sizes |= {"adapter_out_dim": _HIDDEN, "adapter_in_dim": 32, "adapter_input_size": 32}
+        sizes |= {"mlp_layer_types": ["dense"]} if "mlp_layer_types" in fields else {}
     return {**sizes, "model_type": config.model_type}

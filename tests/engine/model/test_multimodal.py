@@ -20,7 +20,10 @@ from outrider.engine.run.runner import ModelRunner
 
 TOKENS = list(range(3, 33))
 # Each way to a class and to the weights' names; the rest are storm tests.
-SOME = (*OWN_CLASS, "glm_ocr", "kimi_k25", "lfm2_vl", "minimax_m3_vl", "mistral3 ministral3", "mistral3 mistral4")
+SOME = (
+    *OWN_CLASS,
+    *("dots3_note", "glm_ocr", "kimi_k25", "lfm2_vl", "minimax_m3_vl", "mistral3 ministral3", "mistral3 mistral4"),
+)
 
 
 @pytest.mark.parametrize(
@@ -37,6 +40,24 @@ def test_the_text_part_is_served(name: str, tmp_path: Path) -> None:
     found = runner.forward(build_batch([rows], 16)).logits
     torch.testing.assert_close(found, expected, atol=1e-5 * float(expected.abs().max()), rtol=0)
     assert name not in SOME or name in OWN_CLASS or certify(loaded, runner).holds
+
+
+@torch.inference_mode()
+def test_a_wrapper_that_transformers_lacks_is_read_as_one_with_the_same_text_model(tmp_path: Path) -> None:
+    """Intern-S2: Qwen3.5's text model and images, with time series beside them."""
+    model = random_model("qwen3_5_moe")
+    save_as_published(model, tmp_path)
+    expected = model(torch.tensor([TOKENS]), use_cache=False).logits[0]
+    config = json.loads((tmp_path / "config.json").read_text())
+    own = {"model_type": "intern_s2_preview", "auto_map": {"AutoConfig": "configuration.Config"}, "ts_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(config | own))
+    file = tmp_path / "model.safetensors"
+    save_file(load_file(file) | {"model.time_series.norm.weight": torch.zeros(8)}, file, {"format": "pt"})
+    loaded = load_model(str(tmp_path), dtype="float32")
+    runner = ModelRunner(loaded, loaded.make_cache(8, 16), loaded.make_states(1))
+    rows = SessionRows(TOKENS, 0, [3, 1], len(TOKENS), state=StateRows(None, (), 0, len(TOKENS)))
+    found = runner.forward(build_batch([rows], 16)).logits
+    torch.testing.assert_close(found, expected, atol=1e-5 * float(expected.abs().max()), rtol=0)
 
 
 def test_a_text_part_that_lacks_its_head_is_refused(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 import transformers
 from latent_models import LATENT_MODELS
+from multimodal_models import random_model, save_as_published
 from safetensors.torch import load_file, save_file
 from tiny_models import save_tiny_model
 from transformers.models.glm_moe_dsa import modeling_glm_moe_dsa
@@ -28,6 +29,14 @@ from outrider.engine.run.runner import ModelRunner
 BLOCK_SIZE = 8
 BLOCKS = [9, 3, 0, 5, 7, 1, 2, 4]
 NAMES = ["deepseek_v32", "dots3_note_text", "glm_moe_dsa"]
+# Each of two key/value heads chooses 4 blocks of 5 keys.
+MINIMAX_M3 = {
+    "layer_types": ["full_attention", "minimax_m3_sparse"],
+    "index_n_heads": 2,
+    "index_head_dim": 20,
+    "index_block_size": 5,
+    "index_topk_blocks": 4,
+}
 TOKENS = torch.randint(3, 101, (60,), generator=torch.Generator().manual_seed(3)).tolist()
 
 
@@ -36,10 +45,24 @@ def save(name: str, folder: Path, **changes: Any) -> Path:
     return save_tiny_model(config, arguments | changes, folder)
 
 
+@torch.inference_mode()
+def save_minimax_m3(folder: Path, **changes: Any) -> Any:
+    """Returns transformers' whole model, whose text part is tested."""
+    model = random_model("minimax_m3_vl", **MINIMAX_M3 | changes)
+    for name, parameter in model.named_parameters():
+        if "indexer" in name or "embed" in name:  # so that layers differ in what they choose
+            parameter.mul_(3)
+    save_as_published(model, folder)
+    return model
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Each chooses 16 of up to 60 tokens."""
-    return {name: save(name, tmp_path_factory.mktemp(name), index_topk=16) for name in NAMES}
+    """Each chooses 16 of up to 60 tokens, MiniMax-M3 20."""
+    found = {name: save(name, tmp_path_factory.mktemp(name), index_topk=16) for name in NAMES}
+    found["minimax_m3"] = tmp_path_factory.mktemp("minimax_m3")
+    save_minimax_m3(found["minimax_m3"])
+    return found
 
 
 def new_runner(loaded: LoadedModel) -> ModelRunner:
@@ -66,10 +89,26 @@ def test_logits_are_those_of_transformers(name: str, folders: dict[str, Path]) -
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
+@torch.inference_mode()
+def test_blocks_of_keys_are_chosen_as_by_transformers(tmp_path: Path) -> None:
+    """MiniMax-M3; without its choice the logits are others."""
+    model = save_minimax_m3(tmp_path)
+    expected = model(torch.tensor([TOKENS]), use_cache=False).logits[0]
+    found = logits_in(new_runner(load_model(str(tmp_path), dtype="float32")), [60])
+    torch.testing.assert_close(found, expected, atol=1e-5 * float(expected.abs().max()), rtol=0)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["text_config"]["index_topk_blocks"] = 100
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    dense = logits_in(new_runner(load_model(str(tmp_path), dtype="float32")), [60])
+    assert torch.equal(dense[:20], found[:20])
+    assert (dense[21:] - found[21:]).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("name", ["glm_moe_dsa", "minimax_m3"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_every_cut_has_the_same_bits(dtype: str, folders: dict[str, Path]) -> None:
+def test_every_cut_has_the_same_bits(dtype: str, name: str, folders: dict[str, Path]) -> None:
     """Chunks, steps, drafts that were verified in one forward, beside a session whose context is attended whole."""
-    loaded = load_model(str(folders["glm_moe_dsa"]), dtype=dtype)
+    loaded = load_model(str(folders[name]), dtype=dtype)
     whole = logits_in(new_runner(loaded), [60])
     for sizes in ([16, 1, 1, 42], [7, 9, 30, 1, 5, 8], [1] * 60):
         assert torch.equal(logits_in(new_runner(loaded), sizes), whole)
@@ -134,6 +173,42 @@ def test_hostile_configs_are_refused_by_name(
         load_model(str(tmp_path))
     assert cause in str(refused.value)
     assert time.process_time() - start < 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "cause"),
+    [
+        ({"index_topk_blocks": 0}, "index_topk_blocks of its config.json is 0; it must be at least 1"),
+        ({"index_block_size": -1}, "index_block_size of its config.json is -1"),
+        ({"index_local_blocks": -1}, "index_local_blocks of its config.json is -1; it must be at least 0"),
+        ({"index_n_heads": 3}, "index_n_heads of its config.json is 3, which does not divide 2 key/value heads"),
+        ({"index_n_heads": 10**9}, "index_n_heads of its config.json is 1000000000, which does not divide"),
+        ({"index_head_dim": 8}, "index_head_dim of its config.json is 8; it must be at least 16"),
+        ({"index_head_dim": 10**9}, "transformers cannot load it"),
+        ({"index_block_size": 10**12, "index_topk_blocks": 10**12}, ""),
+    ],
+)
+def test_hostile_blocks_are_refused_by_name(
+    changes: dict[str, Any], cause: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    config = json.loads((folders["minimax_m3"] / "config.json").read_text())
+    config["text_config"] |= changes
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").symlink_to(folders["minimax_m3"] / "model.safetensors")
+    start = time.process_time()
+    if not cause:  # more than any context has
+        assert torch.isfinite(logits_in(new_runner(load_model(str(tmp_path))), [30, 30])).all()
+        return
+    with pytest.raises(ModelRefused) as refused:
+        load_model(str(tmp_path))
+    assert cause in str(refused.value)
+    assert time.process_time() - start < 5
+
+
+def test_an_indexer_that_rotates_more_than_its_keys_have_is_refused(tmp_path: Path) -> None:
+    save_minimax_m3(tmp_path, index_head_dim=16)
+    with pytest.raises(ModelRefused, match="an indexer rotates 20 elements of keys of 16"):
+        load_model(str(tmp_path))
 
 
 def test_a_choice_larger_than_any_context_is_everything(folders: dict[str, Path], tmp_path: Path) -> None:

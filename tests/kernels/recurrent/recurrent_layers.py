@@ -82,6 +82,11 @@ def kimi_delta_case(kernel: GatedDelta, dtype: torch.dtype) -> Case:
     return gated_delta_case(kernel, dtype, kimi_delta_layer(dtype))
 
 
+def ling_delta_case(kernel: GatedDelta, dtype: torch.dtype) -> Case:
+    """As Kimi's, with bounded decays."""
+    return gated_delta_case(kernel, dtype, replace(kimi_delta_layer(dtype), beta_scale=1.0, decay_bound=-5.0))
+
+
 def mamba2_layer(
     dtype: torch.dtype,
     dt_bias: float = 0.0,

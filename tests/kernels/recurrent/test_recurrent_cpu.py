@@ -20,6 +20,7 @@ from tests.kernels.recurrent.recurrent_cases import NUM_LOG_ROWS, Part, committe
 
 BUILDERS = {
     "kimi_delta": (layers.kimi_delta_case, cpu.gated_delta, gated_delta_reference.gated_delta),
+    "ling_delta": (layers.ling_delta_case, cpu.gated_delta, gated_delta_reference.gated_delta),
     "mamba1": (layers.mamba1_case, cpu.mamba1, mamba1_reference.mamba1),
     "mamba2": (layers.mamba2_case, cpu.mamba2, mamba2_reference.mamba2),
     "short_conv": (layers.short_conv_case, short_conv.short_conv, short_conv_reference.short_conv),

@@ -18,6 +18,30 @@ _GROUPS = {"group_0": {"targets": ["Linear"], "weights": _W4}}
 _COMPRESSED = {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": _GROUPS}
 
 
+@pytest.mark.parametrize(
+    ("described", "cause"),
+    [
+        ({"model.layers.0.mlp.up_proj.weight": "W8A8_DYNAMIC", "model.norm.weight": "FLOAT", "version": "1.0.0"}, None),
+        ({"model.visual.blocks.0.norm1.bias": "FLOAT", "model.layers.0.mlp.up_proj.weight": "W8A8"}, None),
+        ({"model.layers.0.mlp.up_proj.weight": "W4A8_DYNAMIC"}, "weights of kind W4A8_DYNAMIC"),
+        ({"model.layers.0.mlp.up_proj.weight": 8}, "weights of kind 8"),
+        (
+            {"model.layers.3.input_layernorm.bias": "FLOAT"},
+            r"a bias beside a norm \(model.layers.3.input_layernorm.bias",
+        ),
+    ],
+)
+def test_what_msmodelslim_describes(described: dict[str, Any], cause: str | None, tmp_path: Path) -> None:
+    (tmp_path / "quant_model_description.json").write_text(json.dumps(described))
+    if cause is not None:
+        with pytest.raises(ConfigError, match=cause):
+            require_readable(tmp_path)
+        return
+    found = require_readable(tmp_path)
+    assert found is not None
+    assert found.method == "ascend"
+
+
 def write(folder: Path, settings: dict[str, Any]) -> Path:
     (folder / "config.json").write_text(json.dumps({"quantization_config": settings}))
     return folder

@@ -34,13 +34,6 @@ def test_the_table_is_what_the_engine_says() -> None:
         ({"model_type": "bloom"}, "does not route its attention through transformers' attention interface"),
         ({"model_type": "whisper"}, "WhisperForCausalLM is an encoder-decoder model"),
         ({"model_type": "kimi_k9"}, "has no causal language model of model type 'kimi_k9'"),
-        (
-            {
-                "model_type": "minimax_m3_vl",
-                "text_config": {"sparse_attention_config": {"sparse_attention_freq": [0, 0, 1]}},
-            },
-            "it has layers that choose which tokens each token attends (sparse attention)",
-        ),
         ({"model_type": "x" * 100_000}, f"model type '{'x' * 80}'"),
     ],
 )

@@ -192,6 +192,27 @@ def int8(generator: np.random.Generator, outputs: int, inputs: int) -> tuple[Par
     )
 
 
+def ascend(kind: str) -> Pack:
+    """kind: "W8A8" with its deq_scale as a float32 or as the "bits" of one, or "W8A8_DYNAMIC"."""
+
+    def pack(generator: np.random.Generator, outputs: int, inputs: int) -> tuple[Parts, NDArray[np.float64]]:
+        codes, scales = generator.integers(-128, 128, (outputs, inputs)), float16s(generator, outputs, 1) / 8
+        scales = _tensor(scales, torch.float16).double().numpy()
+        parts = {".weight": _tensor(codes, torch.int8)}
+        if kind == "W8A8_DYNAMIC":
+            zeros = torch.zeros(outputs, 1, dtype=torch.float16)
+            return parts | {".weight_scale": _tensor(scales, torch.float16), ".weight_offset": zeros}, codes * scales
+        product = (scales[:, 0] * 0.25).astype(np.float32)
+        stored = torch.from_numpy(product)
+        if kind == "bits":
+            stored = torch.from_numpy(product.view(np.int32).astype(np.int64))
+        activations = {".input_scale": torch.tensor([0.25]), ".input_offset": torch.tensor([3.0])}
+        quant_bias = torch.arange(outputs, dtype=torch.int32)
+        return parts | activations | {".deq_scale": stored, ".quant_bias": quant_bias}, codes * scales
+
+    return pack
+
+
 def fp8(scale_shape: str, scale_name: str = ".weight_scale", block: tuple[int, int] = (48, 40)) -> Pack:
     def pack(generator: np.random.Generator, outputs: int, inputs: int) -> tuple[Parts, NDArray[np.float64]]:
         codes, values = _e4m3(generator, outputs, inputs)
@@ -295,6 +316,7 @@ _GPTQ = {"quant_method": "gptq", "group_size": GROUP}
 _AUTO_ROUND = {"quant_method": "auto-round", "group_size": GROUP, "sym": False, "data_type": "int"}
 _BNB4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 _ONE_ROUNDING_MORE = 3e-7
+_ASCEND = "quant_model_description.json"
 CASES: dict[str, Case] = {
     "gptq-4-v1": Case(gptq(4, first_version=True), {**_GPTQ, "bits": 4}),
     "gptq-4-v2-act-order": Case(
@@ -322,6 +344,11 @@ CASES: dict[str, Case] = {
         integers(8, per_group=False), _compressed("pack-quantized", num_bits=8, type="int", strategy="channel")
     ),
     "ct-w8a8": Case(int8, _compressed("int-quantized", num_bits=8, type="int", strategy="channel")),
+    "ascend-w8a8": Case(ascend("W8A8"), {"model.layers.0.mlp.up_proj.weight": "W8A8"}, side_file=_ASCEND),
+    "ascend-w8a8-bits": Case(ascend("bits"), {"model.layers.0.mlp.up_proj.weight": "W8A8"}, side_file=_ASCEND),
+    "ascend-dynamic": Case(
+        ascend("W8A8_DYNAMIC"), {"model.layers.0.mlp.up_proj.weight": "W8A8_DYNAMIC"}, side_file=_ASCEND
+    ),
     "ct-fp8": Case(
         fp8("channel"),
         _compressed("float-quantized", num_bits=8, type="float", strategy="channel"),
