@@ -190,7 +190,7 @@ def _lines_of(kind: int, vectors: torch.Tensor) -> torch.Tensor:
         return vectors.flatten(2)
     lower = vectors & 15
     if not takes_whole_lines():
-        lower = lower.unflatten(3, (2, -1)).flatten(2, 3)
+        lower = lower.reshape(*lower.shape[:2], 2 * QUAD, _VECTOR_BYTES // 2)
     halves = (lower[:, :, ::2] | lower[:, :, 1::2] << 4).flatten(2)
     if kind in (I4, TABLE):
         return halves
