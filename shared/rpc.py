@@ -103,7 +103,8 @@ def open_channel(address: str, tls: TlsConfig | None = None, server_name: str = 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: BaseException) -> NoReturn:
     """Ends a call with the error's status; an unexpected error is logged, not shown.
 
-    The trailer `retry-after-ms` has the error's retry time, if it has one.
+    The trailer `retry-after-ms` has the error's retry time, if it has one. A call that its client has reset is
+    cancelled instead, as it can take no status: gRPC would log two stacks for each of thousands a second.
     """
     trailers: tuple[tuple[str, str], ...] = ()
     if isinstance(error, OutriderError):
@@ -116,7 +117,10 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: BaseExceptio
     else:
         log.error("unexpected error in %s", getattr(context, "code", lambda: "a call")(), exc_info=error)
         code, detail = grpc.StatusCode.INTERNAL, InternalError("internal error, see the server's log").message
-    await context.abort(code, detail, trailers)
+    try:
+        await context.abort(code, detail, trailers)
+    except grpc.aio.InternalError:
+        raise asyncio.CancelledError from None
 
 
 def peer_of_context(context: Any) -> str:

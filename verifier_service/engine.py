@@ -46,6 +46,7 @@ from outrider.verifier_service.scheduler import Scheduler, Work
 from outrider.verifier_service.session import OnReply, VerifierSession
 from outrider.verifier_service.timing.context_costs import Contexts
 from outrider.verifier_service.timing.gathering import BatchGathering
+from outrider.verifier_service.timing.mask_turns import MaskTurns
 from outrider.verifier_service.timing.prompt_allowance import PromptAllowance
 from outrider.verifier_service.timing.step_costs import StepCosts
 
@@ -110,6 +111,7 @@ class VerifierEngine:
         self._handles = itertools.count()
         self._lock = threading.Lock()
         self._gathering = BatchGathering(step_costs)
+        self._mask_turns = MaskTurns()
         self._outputs = _row_outputs(loaded)
         self._replies = ReplyQueue()
         self._local = LocalDrafting(
@@ -286,11 +288,13 @@ class VerifierEngine:
         self._replies.fail(session, error)
 
     def _step(self) -> None:
+        self._mask_turns.choose(self._sessions.values())
         self._auto.decide(self._sessions.values())
         draft_s = self._local.draft(self._sessions.values())
         self._metrics.observe_drafting(draft_s)
         plan = self._scheduler.plan(list(self._sessions.values()))
         if not plan:
+            self._mask_turns.observe(plan, math.inf)
             self._replies.send()
             return
         contexts = Contexts.of(plan)
@@ -317,6 +321,7 @@ class VerifierEngine:
                 self._settle(work, rows, times)
             except Exception as error:
                 self._fail(work.session, error)
+        self._mask_turns.observe(plan, times.ended - times.started)
         num_tokens = self._num_tokens - num_tokens_before
         self._gathering.observe(
             plan,

@@ -99,7 +99,7 @@ class LocalDrafting:
 
     def _wanted(self, session: VerifierSession) -> LocalDrafts | None:
         """The drafts that the session's next round can use; None if it wants no local drafts or has one already."""
-        drafts = session.local_drafts
+        drafts = session.local_drafts if session.is_ready else None
         if drafts is None or drafts.method not in self.methods:
             return None  # the gateway may have read another verifier's methods at this address
         if session.local_draft is not None or session.num_pending != 1:

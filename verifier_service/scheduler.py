@@ -63,7 +63,7 @@ class Scheduler:
 
     def plan(self, sessions: Sequence[VerifierSession]) -> list[Work]:
         """Work for the next forward, in batch order; empty if no session waits or nothing fits."""
-        waiting = [session for session in sessions if session.step is not None]
+        waiting = [session for session in sessions if session.is_ready]
         # The oldest goes first even if it must be recomputed: planned sessions cannot be preempted, and a preempted one
         # must not starve while younger ones keep coming.
         oldest = min(waiting, key=lambda session: session.opened_at, default=None)

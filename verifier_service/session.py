@@ -78,6 +78,9 @@ class VerifierSession:
     # When its newest commit was made; None: no commit yet.
     committed_at: float | None = None
     finished: bool = False
+    # CPU time of its grammar's masks in its newest round; and whether it waits for others' rounds because of it.
+    mask_s: float = 0.0
+    sits_out: bool = False
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
 
     @property
@@ -91,6 +94,17 @@ class VerifierSession:
     @property
     def output_token_ids(self) -> list[int]:
         return self.token_ids[self.prompt_len :]
+
+    @property
+    def is_ready(self) -> bool:
+        """True if the next forward can have rows of it."""
+        return self.step is not None and not self.sits_out
+
+    @property
+    def masks_s(self) -> float:
+        """CPU time of all its masks so far."""
+        grammar = self.processor.grammar
+        return grammar.spent.seconds if grammar is not None else 0.0
 
     @property
     def num_pending(self) -> int:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -104,6 +105,13 @@ class GrammarCompiler:
         return matcher
 
 
+@dataclass
+class MaskTime:
+    """The CPU time of one session's masks, those of its drafts included."""
+
+    seconds: float = 0.0
+
+
 class GrammarState:
     """One session's matcher. Not for use from two threads at a time."""
 
@@ -113,8 +121,11 @@ class GrammarState:
         vocab_size: int,
         token_bytes: Callable[[int], bytes],
         clock: Callable[[], float] = time.thread_time,
+        spent: MaskTime | None = None,
     ) -> None:
-        """Starts at the grammar's beginning, where matcher is. clock: CPU seconds of the calling thread."""
+        """Starts at the grammar's beginning, where matcher is. clock: CPU seconds of the calling thread. spent: by the
+        session so far; None: nothing.
+        """
         self._at_start = matcher
         self._matcher = matcher.deep_copy()
         self._consumed: list[int] = []
@@ -125,6 +136,7 @@ class GrammarState:
         self._token_bytes = token_bytes
         self._clock = clock
         self._left_s = _ALLOWANCE_S
+        self.spent = MaskTime() if spent is None else spent
 
     def allowed(self, output_token_ids: Sequence[int]) -> NDArray[np.bool_]:
         """Returns bool [V], read-only: the tokens that may follow this output; none if it violates the grammar.
@@ -137,7 +149,9 @@ class GrammarState:
             return self._mask
         started = self._clock()
         mask = self._mask_after(output_token_ids)
-        self._left_s += _ROW_S - (self._clock() - started)
+        took_s = self._clock() - started
+        self.spent.seconds += took_s
+        self._left_s += _ROW_S - took_s
         if self._left_s < 0.0:
             raise InvalidRequest(
                 f"grammar: each token takes more than {1e3 * _ROW_S:g} ms to check, the limit; make it less ambiguous",
@@ -172,8 +186,8 @@ class GrammarState:
         return self._mask
 
     def twin(self) -> GrammarState:
-        """Returns another matcher of the same grammar, without recompiling it."""
-        return GrammarState(self._at_start, self._vocab_size, self._token_bytes, self._clock)
+        """Returns another matcher of the same grammar and session, without recompiling it."""
+        return GrammarState(self._at_start, self._vocab_size, self._token_bytes, self._clock, self.spent)
 
     def _move_to(self, token_ids: Sequence[int]) -> bool:
         consumed = self._consumed

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,6 +16,9 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from outrider.shared import rpc
+from outrider.shared.errors import Overloaded
+from outrider.v1 import gateway_pb2 as pb
+from outrider.v1 import gateway_pb2_grpc as pb_grpc
 
 # A field of wire type 7, which does not exist.
 GARBAGE = b"\xff\xff\xff\xff\xff\x0f\x07"
@@ -53,6 +60,41 @@ async def test_a_call_that_is_answered_with_a_stream(channel: grpc.aio.Channel) 
     call = watch(b"")
     assert health_pb2.HealthCheckResponse.FromString(await call.read()).status == 1
     call.cancel()
+
+
+class Refusing(pb_grpc.GatewayServicer):
+    """Refuses a call once its client has reset it, in the same turn of the loop, so that gRPC has not said so yet."""
+
+    def __init__(self) -> None:
+        self.has_begun, self.is_reset = threading.Event(), threading.Event()
+
+    async def Generate(self, request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateReply]:
+        self.has_begun.set()
+        try:
+            self.is_reset.wait(timeout=30.0)
+            time.sleep(0.2)  # noqa: ASYNC251 - the reset arrives, on a thread of gRPC's; later it would be an ordinary refusal
+            await rpc.abort(context, Overloaded("full"))
+        except Exception as error:
+            await rpc.abort(context, error)
+        yield pb.GenerateReply()
+
+
+async def test_a_call_that_was_reset_is_no_error_of_ours(caplog: pytest.LogCaptureFixture) -> None:
+    service = Refusing()
+
+    def begin_and_reset(port: int) -> None:
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            call = pb_grpc.GatewayStub(channel).Generate(pb.GenerateRequest(prompt="a"))
+            assert service.has_begun.wait(timeout=30.0)
+            call.cancel()
+            service.is_reset.set()
+
+    server = await rpc.start_server(
+        "127.0.0.1", 0, lambda server: pb_grpc.add_GatewayServicer_to_server(service, server), ()
+    )
+    await asyncio.to_thread(begin_and_reset, server.port)
+    await server.drain(0)
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
 # ---- messages that do not come ------------------------------------------------------------------------------------
