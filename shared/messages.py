@@ -271,6 +271,7 @@ class DraftMethodInfo:
     vocab_size: int = 0
     takes_hidden_history: bool = False
     hidden_size: int = 0
+    version: int = 0
 
     def limit(self, *, token_tree: bool) -> int:
         """The most tokens that it drafts; 0: no known limit. In trees only the depth is limited, not the tokens."""

@@ -54,3 +54,8 @@ class VerifierConfig(LookupSettings, ModelSettings, ServiceSettings):
     )
     local_enforce_eager: bool = setting(False, "As --enforce-eager, for drafting in the verifier.")
     local_kv_cache_mb: int = setting(128, "KV cache for drafting in the verifier, in MiB.", minimum=1)
+    allow_draft_loading: bool = setting(
+        False,
+        "Whoever can call the verifier may have it load other weights for its own drafting (`outrider load-draft`); "
+        "beyond loopback with --tls-ca-file only.",
+    )

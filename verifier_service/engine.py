@@ -14,7 +14,9 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
@@ -52,6 +54,8 @@ from outrider.verifier_service.timing.step_costs import StepCosts
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class EngineLimits:
@@ -80,6 +84,7 @@ class VerifierEngine:
         """local_methods: of local drafting, by name."""
         loaded = runner.loaded
         self._runner = runner
+        self.draft_methods = dict(local_methods or {})
         self._grammars = GrammarCompiler(loaded.path, loaded.vocab_size, loaded.eos_token_ids)
         self.blocks = blocks
         self._hidden = HiddenStateStore(
@@ -88,11 +93,11 @@ class VerifierEngine:
             dtype=loaded.dtype,
             device=loaded.device,
         )
-        for method in (local_methods or {}).values():
+        for method in self.draft_methods.values():
             keep_layers(self._hidden, method.info.hidden_layers, loaded.num_layers)
         self.limits = limits
         self.certificate = certificate
-        self._metrics = metrics
+        self.metrics = metrics
         self._scheduler = Scheduler(
             blocks, limits.max_num_batched_tokens, limits.prefill_chunk_size, limits.max_model_len
         )
@@ -115,7 +120,7 @@ class VerifierEngine:
         self._outputs = _row_outputs(loaded)
         self._replies = ReplyQueue()
         self._local = LocalDrafting(
-            with_predictions(local_methods or {}),
+            with_predictions(self.draft_methods),
             limits.max_model_len,
             self._read_rows,
             before_reading=self._replies.send,
@@ -204,23 +209,26 @@ class VerifierEngine:
 
     def check_integrity(self) -> None:
         """Raises IntegrityError if the block bookkeeping is broken. Runs on the engine's thread, between forwards."""
-        outcome: list[BaseException | None] = []
-        done = threading.Event()
 
         def check() -> None:
-            try:
-                self.blocks.check_integrity()
-                if self.states is not None:
-                    self.states.check_integrity()
-                outcome.append(None)
-            except Exception as error:
-                outcome.append(error)
-            done.set()
+            self.blocks.check_integrity()
+            if self.states is not None:
+                self.states.check_integrity()
 
-        self._thread.command(check)
-        done.wait()
-        if outcome[0] is not None:
-            raise outcome[0]
+        self.between_rounds(check)
+
+    def between_rounds(self, act: Callable[[], T]) -> T:
+        """Returns act(), called on the engine's thread between two forwards; from any other thread."""
+        done: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(act())
+            except Exception as error:
+                done.set_exception(error)
+
+        self._thread.command(run)
+        return done.result()
 
     # ---- on the engine's thread ----
 
@@ -291,7 +299,7 @@ class VerifierEngine:
         self._mask_turns.choose(self._sessions.values())
         self._auto.decide(self._sessions.values())
         draft_s = self._local.draft(self._sessions.values())
-        self._metrics.observe_drafting(draft_s)
+        self.metrics.observe_drafting(draft_s)
         plan = self._scheduler.plan(list(self._sessions.values()))
         if not plan:
             self._mask_turns.observe(plan, math.inf)
@@ -333,7 +341,7 @@ class VerifierEngine:
             draft_s=draft_s + self._auto.waited_s,
         )
         self._auto.observe(num_decoding, num_open, self._gathering.last_round, draft_s)
-        self._metrics.observe_forward(plan, times, self._scheduler.num_preemptions, num_tokens)
+        self.metrics.observe_forward(plan, times, self._scheduler.num_preemptions, num_tokens)
 
     def _settle(self, work: Work, outputs: RowOutputs, times: ForwardTimes) -> None:
         session = work.session
@@ -373,7 +381,7 @@ class VerifierEngine:
             if not session.finished:
                 self._gathering.replied(session, time.perf_counter())
         self._num_tokens += len(commit.token_ids)
-        self._metrics.observe_commit(commit)
+        self.metrics.observe_commit(commit)
         self._replies.put(session, commit if hidden is None else dataclasses.replace(commit, hidden_states=hidden))
         if not commit.more:  # the session's next round waits for it
             self._replies.send()

@@ -32,14 +32,14 @@ from outrider.shared.config import load_config
 from outrider.shared.errors import ConfigError
 from outrider.shared.machine.memory import give_back_freed_memory
 from outrider.shared.messages import CertificateCheck, RowInvarianceCertificate, VerifierInfo
-from outrider.shared.service import ServedApi, serve_until_signal
+from outrider.shared.service import ServedApi, is_loopback, serve_until_signal
 from outrider.shared.telemetry import model_labels, setup_logging
 from outrider.shared.tracing.setup import tracing
 from outrider.shared.version import outrider_version
 from outrider.v1 import verifier_pb2_grpc
 from outrider.verifier_service.config import VerifierConfig
 from outrider.verifier_service.engine import EngineLimits, VerifierEngine
-from outrider.verifier_service.local_methods import build_local_methods
+from outrider.verifier_service.local_methods import DraftLoader, build_local_methods
 from outrider.verifier_service.metrics import VerifierMetrics
 from outrider.verifier_service.server import VerifierServicer
 from outrider.verifier_service.timing.step_costs import measure_step_costs
@@ -74,6 +74,11 @@ def check_settings(config: VerifierConfig) -> None:
         raise ConfigError("--model: name the target: a checkpoint folder, .gguf file or Hub id", param="model")
     if config.local_draft_model or config.local_methods:
         plan_methods(config.local_draft_model, config.local_methods, config.model, prefix="--local-")
+    if config.allow_draft_loading and not (is_loopback(config.host) or config.tls_ca_file):
+        raise ConfigError(
+            f"--allow-draft-loading: anyone may call {config.host}; give --tls-ca-file, or listen on 127.0.0.1",
+            param="allow_draft_loading",
+        )
 
 
 @contextmanager
@@ -206,6 +211,15 @@ def describe(config: VerifierConfig, engine: VerifierEngine, loaded: LoadedModel
     )
 
 
+def _draft_loader(
+    config: VerifierConfig, engine: VerifierEngine, loaded: LoadedModel, log: logging.Logger
+) -> DraftLoader:
+    """Raises ConfigError on a GPU, whose graphs are captured while no other thread uses it."""
+    if loaded.device.type != "cpu":
+        raise ConfigError("--allow-draft-loading: only for a target on the CPU", param="allow_draft_loading")
+    return DraftLoader(config, engine, log)
+
+
 async def serve(argv: list[str]) -> None:
     config = load_config(
         VerifierConfig,
@@ -228,7 +242,8 @@ async def serve(argv: list[str]) -> None:
             )
         give_back_freed_memory()  # what the checks and timings took: 100 MB for a target of 135 M parameters
         log.info("numerics: %s", numerics)
-        servicer = VerifierServicer(engine, lambda: describe(config, engine, loaded, numerics), tracer)
+        load_draft = _draft_loader(config, engine, loaded, log).load if config.allow_draft_loading else None
+        servicer = VerifierServicer(engine, lambda: describe(config, engine, loaded, numerics), tracer, load_draft)
 
         def stop() -> None:
             engine.stop()

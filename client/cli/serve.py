@@ -12,7 +12,7 @@ import typer
 from outrider.client.cli.common import DEFAULT_RUN_DIR, RunDir, clear_errors, say
 from outrider.client.cli.foreign_options import ForeignCommand, ignored_line, ignored_options, whole_number
 from outrider.client.cli.llama_options import LLAMA
-from outrider.client.cli.stack import GrpcPort, Host, Port, RedisUrl, run_in_foreground
+from outrider.client.cli.stack import AllowDraftLoading, GrpcPort, Host, Port, RedisUrl, run_in_foreground
 from outrider.client.cli.vllm_options import VLLM
 from outrider.client.stack.commands import StackSettings
 from outrider.client.stack.serve_plan import ServeOptions, plan_serving, service_args
@@ -141,6 +141,7 @@ def serve(
     allowed_methods: Methods = "",
     allowed_headers: Headers = "",
     allow_credentials: Credentials = False,
+    allow_draft_loading: AllowDraftLoading = False,
     redis_url: RedisUrl = "",
     run_dir: RunDir = DEFAULT_RUN_DIR,
 ) -> None:

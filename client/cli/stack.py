@@ -57,6 +57,10 @@ Drafters = Annotated[
         min=0, max=64, help="Drafter processes; 0: the verifier drafts in its own process, fastest on one machine."
     ),
 ]
+AllowDraftLoading = Annotated[
+    bool,
+    typer.Option("--allow-draft-loading", help="`outrider load-draft` may change the drafts while serving."),
+]
 _SPEC_HELP = """vLLM's JSON, e.g. '{"method": "ngram", "num_speculative_tokens": 4}'."""
 SpecConfig = Annotated[str, typer.Option("--speculative-config", "-sc", help=_SPEC_HELP)]
 
@@ -72,6 +76,7 @@ def up(
     kv_cache_dtype: KvCacheType = "auto",
     drafters: Drafters = 0,
     speculative_config: SpecConfig = "",
+    allow_draft_loading: AllowDraftLoading = False,
     run_dir: RunDir = DEFAULT_RUN_DIR,
     detach: Annotated[bool, typer.Option(help="Return when the stack is ready.")] = False,
     as_json: Json = False,
@@ -92,6 +97,8 @@ def up(
     """
     with clear_errors():
         verifier_args = () if kv_cache_dtype == "auto" else ("--kv-cache-dtype", kv_cache_dtype)
+        if allow_draft_loading:
+            verifier_args += ("--allow-draft-loading", "true")
         settings = from_arguments(StackSettings, locals(), num_drafters=drafters)
         stack = started(settings, run_dir, say_aside if as_json else say, in_foreground=not detach)
         if detach:

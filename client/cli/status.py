@@ -163,8 +163,10 @@ def _table(*left: str, right: tuple[str, ...]) -> Table:
     return table
 
 
-def _method(method: dict[str, str]) -> str:
-    return f"{method['name']} ({method['model']})" if method["model"] else method["name"]
+def _method(method: dict[str, Any]) -> str:
+    version = method.get("version", 0)  # of gateways of an earlier version: not said
+    swapped = f", version {version}" if version > 1 else ""
+    return f"{method['name']} ({method['model']}{swapped})" if method["model"] else str(method["name"])
 
 
 def _sessions(member: dict[str, Any]) -> str:

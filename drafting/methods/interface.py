@@ -20,7 +20,8 @@ class DraftMethod(Protocol):
     session's. A service that must not block compiles on another thread and gives the session its grammar.
     """
 
-    info: DraftMethodInfo
+    @property
+    def info(self) -> DraftMethodInfo: ...
 
     @property
     def grammars(self) -> GrammarCompiler | None: ...

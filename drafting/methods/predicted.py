@@ -15,7 +15,7 @@ from outrider.drafting.methods.interface import DraftMethod
 from outrider.drafting.session import DraftSession
 from outrider.engine.sampling.grammar import GrammarCompiler, GrammarState
 from outrider.shared.draft_policy.predicted_text import PredictedText
-from outrider.shared.messages import Proposal
+from outrider.shared.messages import DraftMethodInfo, Proposal
 
 # tokens; longest proposal; the gateway has the same limit
 _MAX_DRAFT_TOKENS = 32
@@ -79,8 +79,11 @@ class PredictedMethod:
 
     def __init__(self, method: DraftMethod) -> None:
         self._method = method
-        self.info = method.info
         self._followed: dict[int, _Followed] = {}
+
+    @property
+    def info(self) -> DraftMethodInfo:
+        return self._method.info
 
     @property
     def grammars(self) -> GrammarCompiler | None:

@@ -14,8 +14,11 @@ from outrider.shared.messages import DrafterInfo, DraftMethodInfo, VerifierInfo
 
 
 class MethodView(TypedDict):
+    """version: of the weights, 1 for the first; 0 where they cannot be changed while serving."""
+
     name: str
     model: str
+    version: int
 
 
 class VerifierView(TypedDict):
@@ -123,7 +126,7 @@ def _drafter(member: Member[DrafterInfo]) -> DrafterView:
 
 
 def _methods(methods: Sequence[DraftMethodInfo]) -> list[MethodView]:
-    return [{"name": method.name, "model": method.model} for method in methods]
+    return [{"name": method.name, "model": method.model, "version": method.version} for method in methods]
 
 
 def _num_sessions(member: Member[VerifierInfo] | Member[DrafterInfo]) -> int:

@@ -66,7 +66,7 @@ async def test_members_that_answer(channel: grpc.aio.Channel) -> None:
                 "num_blocks": 100,
                 "num_free_blocks": 60,
                 "numerics": "bfloat16/cpu/cpu/tp1/00",
-                "methods": [{"name": "suffix", "model": ""}],
+                "methods": [{"name": "suffix", "model": "", "version": 0}],
             }
         ],
         "drafters": [
@@ -75,7 +75,10 @@ async def test_members_that_answer(channel: grpc.aio.Channel) -> None:
                 "healthy": True,
                 "num_sessions": 4,  # two have come since the last look
                 "max_sessions": 64,
-                "methods": [{"name": "draft_model", "model": "demo-draft"}, {"name": "ngram", "model": ""}],
+                "methods": [
+                    {"name": "draft_model", "model": "demo-draft", "version": 0},
+                    {"name": "ngram", "model": "", "version": 0},
+                ],
             }
         ],
         "gateway": {"num_running": 3, "grpc_port": -1, "failover_s": 0.0},

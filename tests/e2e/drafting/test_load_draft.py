@@ -1,0 +1,56 @@
+"""`outrider load-draft` on a running stack: the same text before and after, and who shows the version."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+from e2e_stack import MODELS
+
+from tests.ports import server_port
+from tests.verifier_service.drafting.other_weights import with_noise
+
+pytestmark = pytest.mark.storm
+
+OUTRIDER = str(Path(sys.executable).with_name("outrider"))
+HEAD = MODELS / "demo-eagle3"
+
+
+def outrider(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([OUTRIDER, *words], capture_output=True, text=True, timeout=400, check=False)
+
+
+def answer(url: str) -> str:
+    body = {"prompt": "def add(a, b):", "max_tokens": 60, "temperature": 0, "speculation": {"method": "eagle3"}}
+    return str(httpx.post(f"{url}/v1/completions", json=body, timeout=300).raise_for_status().json()["choices"][0])
+
+
+@pytest.mark.parametrize("is_allowed", [True, False])
+def test_load_draft(is_allowed: bool, tmp_path: Path) -> None:
+    port, run_dir = server_port(), ("--run-dir", str(tmp_path / "run"))
+    allowed = ("--allow-draft-loading",) if is_allowed else ()
+    up = outrider("up", "--detach", "--draft-model", str(HEAD), "--port", str(port), *allowed, *run_dir)
+    assert up.returncode == 0, up.stderr
+    try:
+        url = f"http://127.0.0.1:{port}"
+        before = answer(url)
+        loaded = outrider("load-draft", str(with_noise(HEAD, tmp_path / "other", 0.1)), "--json", *run_dir)
+        if not is_allowed:
+            assert loaded.returncode == 2
+            assert "--allow-draft-loading" in loaded.stderr
+            return
+        assert loaded.returncode == 0, loaded.stderr
+        [draft] = json.loads(loaded.stdout)["loaded"]
+        assert (draft["method"], draft["model"], draft["version"]) == ("eagle3", "other", 2)
+        assert answer(url) == before
+        refused = outrider("load-draft", str(MODELS / "demo-draft"), *run_dir)
+        assert refused.returncode == 2
+        assert "methods with weights here: eagle3" in refused.stderr
+        fleet = json.loads(outrider("status", "--json", *run_dir).stdout)["fleet"]
+        assert {"name": "eagle3", "model": "other", "version": 2} in fleet["verifiers"][0]["methods"]
+    finally:
+        outrider("down", *run_dir)
