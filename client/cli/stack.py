@@ -96,7 +96,7 @@ def up(
       outrider up --detach && outrider chat "Hello." && outrider down
     """
     with clear_errors():
-        verifier_args = () if kv_cache_dtype == "auto" else ("--kv-cache-dtype", kv_cache_dtype)
+        verifier_args: tuple[str, ...] = () if kv_cache_dtype == "auto" else ("--kv-cache-dtype", kv_cache_dtype)
         if allow_draft_loading:
             verifier_args += ("--allow-draft-loading", "true")
         settings = from_arguments(StackSettings, locals(), num_drafters=drafters)
