@@ -144,7 +144,7 @@ def run_stack(
     run_dir: Path,
     *,
     dtype: str,
-    draft_model: Path | None,
+    draft_model: Path | str | None,
     methods: tuple[str, ...] = METHODS,
     speculative_config: str = "",
     gateway_args: tuple[str, ...] = PATIENT,
@@ -153,7 +153,9 @@ def run_stack(
     model: Path = DEMO_TARGET,
     start_timeout_s: float = 300.0,
 ) -> Iterator[RunningStack]:
-    """is_paced: for tests that disturb streams (e2e_pace.py). num_drafters 0: the verifier drafts by itself."""
+    """is_paced: for tests that disturb streams (e2e_pace.py). num_drafters 0: the verifier drafts by itself.
+    draft_model: several comma-separated.
+    """
     with ExitStack() as around:
         redis_url = ""
         if is_paced:
