@@ -66,6 +66,9 @@ def _load(access: Access, address: str, path: str) -> dict[str, Any]:
         try:
             info = stub.LoadDraft(verifier_pb2.LoadDraftRequest(path=path), timeout=_TIMEOUT_S)
         except grpc.RpcError as error:
-            is_refusal = error.code() is grpc.StatusCode.INVALID_ARGUMENT
-            raise (InvalidRequest if is_refusal else Unavailable)(f"{address}: {error.details()}") from None
+            if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
+                raise InvalidRequest(f"{address}: {error.details()}") from None
+            is_away = error.code() is grpc.StatusCode.UNAVAILABLE
+            advice = "no verifier answers there; give the gRPC addresses of verifiers" if is_away else error.details()
+            raise Unavailable(f"{address}: {advice}") from None
     return {"verifier": address, "method": info.name, "model": info.model, "version": info.version}

@@ -97,7 +97,7 @@ LINES = {
     "doctor --device tpu": "--device must be auto, cpu or cuda, not tpu",
     "load-draft": "Missing argument 'path'",
     "load-draft x --run-dir /nonexistent": "start one with `outrider up` or give --verifiers",
-    "load-draft x --verifiers 127.0.0.1:{nobody}": "127.0.0.1:{nobody}: ",
+    "load-draft x --verifiers 127.0.0.1:{nobody}": "no verifier answers there; give the gRPC addresses of verifiers",
     "key new": "Missing argument 'name'; `outrider key new --help` lists what there is",
     "certify": "Missing argument 'model'",
     "certify nowhere": "MODEL: nowhere does not exist",
