@@ -47,7 +47,7 @@ from outrider.kernels.linear.int8.cpu_lines import (
 )
 from outrider.kernels.linear.int8.reference import QUAD
 
-# bytes; prefetch distance
+# bytes; prefetch distance, as in cpu_tiles; 1024 to 4096 were not faster
 _AHEAD_BYTES = 8192
 # rows of one pass: their sums, a line and a quad fill 15 of 16 registers; of codes of eight bits, whose magnitudes take
 # registers too, four rows
