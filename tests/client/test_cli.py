@@ -86,7 +86,8 @@ def bash_completion() -> str:
         ("outrider b", "bench"),
         (
             "outrider ",
-            "up serve down status complete chat bench doctor demo drafter audit certify verify train key version",
+            "up serve down status complete chat bench doctor demo load-draft drafter "
+            "audit certify verify train key version",
         ),
         ("outrider key ", "new"),
         ("outrider bench --request", "--request-rate"),
