@@ -2,7 +2,8 @@
 
 With AVX-VNNI `vpdpbusd` adds four products of bytes to each 32-bit lane. With AVX2 alone `vpmaddubsw` makes the sum of
 two of them in 16 bits; while codes are small, the lines of a group are added there, and widened by `vpmaddwd` before
-they could overflow. Codes of eight bits are multiplied as words. The sums are the same integers in all cases.
+they could overflow. Codes of eight bits are multiplied by their magnitudes, with numbers of the row that take their
+signs (`vpsignb`). The sums are the same integers in all cases.
 Needs an instruction of cpu_lines.instruction (checked by the caller) and numba.
 """
 
@@ -54,7 +55,10 @@ _AHEAD_BYTES = 8192
 _MAX_ROWS, _MAX_ROWS_OF_BYTES = 6, 4
 # number; a byte's distance from the signed code that it stands for, where bytes take the whole range
 _UNSIGNED = -LOWEST_NUMBER
-# lines added without a loop; of codes below 64 as many as fit in 16 bits: twice the largest code times 127 each
+# kinds whose bytes take the whole range
+_BYTE_KINDS = (I8, TABLE)
+# lines that are added without a loop. Each adds at most 2 * 127 * its largest code to a sum in 16 bits, so 8 lines of
+# codes below 16 fit, 4 below 32 and 2 below 64; whole bytes are summed in 32 bits
 _LINES_AT_ONCE = {I4: 8, I5: 4, I6: 2, I8: 4, TABLE: 4}
 _I8, _I16, _I32, _I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 _F32 = ir.FloatType()
@@ -70,7 +74,7 @@ _i = types.int64
 @njit
 def max_rows(kind):  # type: ignore[no-untyped-def]
     """Most rows of one pass."""
-    return _MAX_ROWS_OF_BYTES if kind in (I8, TABLE) else _MAX_ROWS
+    return _MAX_ROWS_OF_BYTES if kind in _BYTE_KINDS else _MAX_ROWS
 
 
 @operation(types.void, *[_i] * 19)
@@ -144,12 +148,12 @@ def add(
 
 def _is_signed(kind: int) -> bool:
     """Returns whether codes are multiplied as signed ones."""
-    return instruction() != "avxvnni" and kind in (I8, TABLE)
+    return instruction() != "avxvnni" and kind in _BYTE_KINDS
 
 
 def _adds_words(kind: int) -> bool:
     """Returns whether products are added in 16 bits."""
-    return instruction() != "avxvnni" and kind not in (I8, TABLE)
+    return instruction() != "avxvnni" and kind not in _BYTE_KINDS
 
 
 def _in_bytes(number: int) -> ir.Constant:
