@@ -20,6 +20,7 @@ from typing import NamedTuple
 import torch
 
 from outrider.drafting.methods.interface import DraftMethod
+from outrider.drafting.methods.versions import VersionedMethod
 from outrider.drafting.session import LONG_REPORT, DraftSession
 from outrider.shared.messages import DraftMethodInfo, DraftStep, LocalDrafts, Proposal
 from outrider.verifier_service.session import LocalDraft, VerifierSession
@@ -54,13 +55,15 @@ class LocalDrafting:
     """Drafting in the verifier's own process. Belongs to the engine's thread.
 
     methods: by name, from drafting.methods.registry. read_rows: for methods that need hidden states. before_reading:
-    called before a method reads a backlog, which takes longer than drafting.
+    called before a method reads a backlog, which takes longer than drafting. versions: those of the methods that have
+    versions, without what was put around them.
     """
 
     methods: Mapping[str, DraftMethod]
     max_model_len: int
     read_rows: ReadRows
     before_reading: Callable[[], None]
+    versions: Mapping[str, VersionedMethod] = field(default_factory=dict)
     # id of the VerifierSession -> method -> state
     _states: dict[int, dict[str, _MethodState]] = field(default_factory=dict)
 
@@ -91,6 +94,15 @@ class LocalDrafting:
             if ready:
                 proposing_s += self._propose(name, ready, reading_s)
         return proposing_s
+
+    def committed(self, session: VerifierSession, num_accepted: int) -> None:
+        """Tells a method with versions how many tokens of its draft for the session's last round were accepted."""
+        drafted = session.local_draft
+        if drafted is None or drafted.proposal is None or session.spec.predicted_token_ids:
+            return  # a prediction's drafts say nothing about a method
+        versions = self.versions.get(drafted.asked.method)
+        if versions is not None:
+            versions.observe(self._states[id(session)][drafted.asked.method].draft, num_accepted)
 
     def close(self, session: VerifierSession) -> None:
         """Frees what the methods hold for the session; may be called again."""

@@ -3,25 +3,92 @@
 What a session has in a draft's cache was computed with one version's weights, so no draft mixes two of them: a
 proposal's tokens and laws are of one version, as rejection mode needs, and nothing is computed again. A version is
 freed with its last session.
+
+A version may be on trial: one new session in four is drafted for by the version before it, and if that one's drafts are
+accepted more, it is served again.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from outrider.drafting.methods.interface import DraftMethod
 from outrider.drafting.session import DraftSession
 from outrider.engine.sampling.grammar import GrammarCompiler
 from outrider.shared.messages import DraftMethodInfo, Proposal
 
+# sessions; in so many, one is drafted for by the version before the one on trial
+_DEAL = 4
+# rounds with drafts of each version; fewer say nothing about either
+_FEWEST_ROUNDS = 20
+# rounds with drafts of the version on trial; it has stood the trial then, at the latest
+_MOST_ROUNDS = 400
+# standard errors; by so much its drafts must be accepted less to be taken back
+_ERRORS = 2.0
+
+
+@dataclass
+class Rounds:
+    """Rounds with drafts of one version, and the draft tokens accepted in them."""
+
+    count: int = 0
+    total: int = 0
+    total_squares: int = 0
+
+    def add(self, num_accepted: int) -> None:
+        self.count += 1
+        self.total += num_accepted
+        self.total_squares += num_accepted**2
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.count if self.count else 0.0
+
+    @property
+    def squared_error(self) -> float:
+        """The square of the mean's standard error."""
+        variance = self.total_squares / self.count - self.mean**2 if self.count else 0.0
+        return max(0.0, variance) / max(1, self.count - 1)
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """What became of a version: whether it stays, and its rounds beside those of the version before it."""
+
+    is_kept: bool
+    newest: Rounds
+    previous: Rounds
+
+
+@dataclass
+class _Trial:
+    previous: DraftMethod
+    previous_info: DraftMethodInfo
+    on_result: Callable[[TrialResult], None]
+    num_dealt: int = 0
+    of_newest: Rounds = field(default_factory=Rounds)
+    of_previous: Rounds = field(default_factory=Rounds)
+
+    def is_kept(self) -> bool | None:
+        """None: it is not decided yet."""
+        new, old = self.of_newest, self.of_previous
+        least_mean = old.mean - _ERRORS * math.sqrt(new.squared_error + old.squared_error)
+        if min(new.count, old.count) >= _FEWEST_ROUNDS and new.mean < least_mean:
+            return False
+        return True if new.count >= _MOST_ROUNDS else None
+
 
 class VersionedMethod:
-    """Implements drafting.methods.interface.DraftMethod. `swap` is called from the same thread as the other calls."""
+    """Implements drafting.methods.interface.DraftMethod. All is called from one thread."""
 
     def __init__(self, method: DraftMethod) -> None:
         self._newest = method
         self._of: dict[int, DraftMethod] = {}
+        self._trial: _Trial | None = None
+        self._last_version = 1
         self.info: DraftMethodInfo = dataclasses.replace(method.info, version=1)
 
     @property
@@ -30,18 +97,46 @@ class VersionedMethod:
 
     @property
     def num_kept(self) -> int:
-        """The number of versions in memory: the newest, and those that sessions still have."""
-        return len({id(self._newest), *map(id, self._of.values())})
+        """The number of versions in memory: those that new sessions get, and those that open sessions still have."""
+        served = [self._newest, *([self._trial.previous] if self._trial is not None else [])]
+        return len({*map(id, served), *map(id, self._of.values())})
 
     def swap(self, method: DraftMethod) -> DraftMethod:
         """Makes it the method of sessions opened from now on. Returns the one that it was until now."""
+        if self._trial is not None:
+            self._end(self._trial, is_kept=False)
         replaced, self._newest = self._newest, method
-        self.info = dataclasses.replace(method.info, version=self.info.version + 1)
+        self._last_version += 1
+        self.info = dataclasses.replace(method.info, version=self._last_version)
         return replaced
 
+    def try_out(self, method: DraftMethod, on_result: Callable[[TrialResult], None]) -> None:
+        """As `swap`, on trial; `on_result` is called at its end. Another version that comes before it ends it too."""
+        if self._trial is not None:
+            self._end(self._trial, is_kept=False)
+        previous_info = self.info
+        self._trial = _Trial(self.swap(method), previous_info, on_result)
+
+    def observe(self, session: DraftSession, num_accepted: int) -> None:
+        """Records a round of the session that had a draft of this method."""
+        trial, method = self._trial, self._of.get(id(session))
+        if trial is None or method is None:
+            return
+        if method is self._newest:
+            trial.of_newest.add(num_accepted)
+        elif method is trial.previous:
+            trial.of_previous.add(num_accepted)
+        is_kept = trial.is_kept()
+        if is_kept is not None:
+            self._end(trial, is_kept=is_kept)
+
     def open(self, session: DraftSession) -> None:
-        self._of[id(session)] = self._newest
-        self._newest.open(session)
+        method = self._newest
+        if self._trial is not None:
+            self._trial.num_dealt += 1
+            method = self._trial.previous if self._trial.num_dealt % _DEAL == 0 else method
+        self._of[id(session)] = method
+        method.open(session)
 
     def advance(self, session: DraftSession) -> bool:
         return self._of[id(session)].advance(session)
@@ -52,7 +147,13 @@ class VersionedMethod:
             members.setdefault(id(self._of[id(session)]), []).append(session)
         proposals: dict[int, Proposal] = {}
         for group in members.values():
-            drafted = self._of[id(group[0])].propose(group)
+            method = self._of[id(group[0])]
+            try:
+                drafted = method.propose(group)
+            except Exception:
+                if self._trial is not None and method is self._newest:
+                    self._end(self._trial, is_kept=False)
+                raise
             proposals.update(zip(map(id, group), drafted, strict=True))
         return [proposals[id(session)] for session in sessions]
 
@@ -60,3 +161,9 @@ class VersionedMethod:
         method = self._of.pop(id(session), None)
         if method is not None:
             method.close(session)
+
+    def _end(self, trial: _Trial, *, is_kept: bool) -> None:
+        self._trial = None
+        if not is_kept:
+            self._newest, self.info = trial.previous, trial.previous_info
+        trial.on_result(TrialResult(is_kept, trial.of_newest, trial.of_previous))

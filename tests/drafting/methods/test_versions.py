@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+
 from outrider.drafting.methods.ngram import NgramMethod
-from outrider.drafting.methods.versions import VersionedMethod
+from outrider.drafting.methods.versions import TrialResult, VersionedMethod
 from outrider.drafting.session import DraftSession
-from outrider.shared.messages import DraftStep, SessionSpec
+from outrider.shared.messages import DraftStep, Proposal, SessionSpec
 from outrider.shared.sampling_params import SamplingParams, SpeculationMode
 
 # Of 5: the last 1-gram was followed by 6; of 7, 5: the last 2-gram by 8.
@@ -69,3 +71,79 @@ def test_swap_returns_what_was_newest() -> None:
     first = of_longest()
     method = VersionedMethod(first)
     assert method.swap(of_nearest()) is first
+
+
+class Trial:
+    """A version on trial, and sessions whose drafts are accepted as `accepted` says of each version."""
+
+    def __init__(self, newest: NgramMethod | None = None) -> None:
+        self.before = of_longest()
+        self.method = VersionedMethod(self.before)
+        self.results: list[TrialResult] = []
+        self.method.try_out(newest or of_nearest(), self.results.append)
+
+    def drafted_by_newest(self, session: DraftSession) -> bool:
+        return drafts(self.method, [session]) == [NEAREST]
+
+    def rounds(self, num_rounds: int, accepted_of_newest: int, accepted_of_previous: int) -> int:
+        """Returns the rounds until there was a result."""
+        for number in range(num_rounds):
+            session = opened(self.method)
+            newest = self.drafted_by_newest(session)
+            # Noise of one token up and down, as acceptance has.
+            self.method.observe(session, (accepted_of_newest if newest else accepted_of_previous) + number % 3)
+            self.method.close(session)
+            if self.results:
+                return number + 1
+        return num_rounds
+
+
+def test_one_new_session_in_four_is_drafted_for_by_the_version_before() -> None:
+    trial = Trial()
+    assert sum(trial.drafted_by_newest(opened(trial.method)) for _ in range(40)) == 30
+    assert not trial.results
+
+
+def test_a_poisoned_version_is_taken_back_within_200_rounds() -> None:
+    trial = Trial()
+    assert trial.rounds(200, accepted_of_newest=0, accepted_of_previous=1) < 200
+    [result] = trial.results
+    assert not result.is_kept
+    assert result.newest.mean < result.previous.mean
+    assert drafts(trial.method, [opened(trial.method) for _ in range(8)]) == [LONGEST] * 8
+    assert trial.method.info.version == 1
+    trial.method.swap(of_nearest())
+    assert trial.method.info.version == 3  # no number is given twice
+
+
+def test_a_version_as_good_as_the_one_before_stands_its_trial() -> None:
+    trial = Trial()
+    trial.rounds(1000, accepted_of_newest=1, accepted_of_previous=1)
+    assert [result.is_kept for result in trial.results] == [True]
+    assert drafts(trial.method, [opened(trial.method) for _ in range(8)]) == [NEAREST] * 8
+    assert trial.method.info.version == 2
+
+
+class Failing(NgramMethod):
+    def propose(self, sessions: Sequence[DraftSession]) -> list[Proposal]:
+        raise RuntimeError("a matrix of the wrong shape")
+
+
+def test_a_version_that_fails_is_taken_back_at_once() -> None:
+    trial = Trial(Failing(prompt_lookup_min=1, prompt_lookup_max=1))
+    with pytest.raises(RuntimeError):
+        trial.method.propose([opened(trial.method)])
+    assert [result.is_kept for result in trial.results] == [False]
+    assert drafts(trial.method, [opened(trial.method)]) == [LONGEST]
+
+
+def test_another_version_ends_a_trial() -> None:
+    for change in (VersionedMethod.swap, lambda method, new: method.try_out(new, lambda _: None)):
+        trial = Trial()
+        change(trial.method, of_longest())
+        assert [result.is_kept for result in trial.results] == [False]
+        assert trial.method.info.version == 3
+
+
+def test_a_version_on_trial_and_the_one_before_stay_in_memory() -> None:
+    assert Trial().method.num_kept == 2
