@@ -287,6 +287,27 @@ class DraftMethodInfo:
 
 
 @dataclass(frozen=True)
+class Learning:
+    """What a verifier's own draft head has learned from the texts that it served.
+
+    Tokens are of outputs: learned from, lost as the learner was behind, and of requests that are left out. Heads stood
+    their trial, were rolled back by it, or were not tried out, the last one because of `refusal`. tokens_before and
+    tokens_after: expected a round on held-back text at the last judgement, of the head that served and the one in
+    training.
+    """
+
+    num_tokens: int = 0
+    num_dropped_tokens: int = 0
+    num_private_tokens: int = 0
+    num_taken: int = 0
+    num_rolled_back: int = 0
+    num_refused: int = 0
+    tokens_before: float = 0.0
+    tokens_after: float = 0.0
+    refusal: str = ""
+
+
+@dataclass(frozen=True)
 class VerifierInfo:
     model: str
     version: str
@@ -314,6 +335,8 @@ class VerifierInfo:
     num_free_state_slots: int = 0
     # Microseconds of a round while 1, 2, 4, ... sessions are open; empty: a verifier that does not tell.
     round_us: tuple[int, ...] = ()
+    # None: its drafting does not learn.
+    learning: Learning | None = None
 
 
 @dataclass(frozen=True)

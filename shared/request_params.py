@@ -74,6 +74,9 @@ class Speculation:
     )
     mode: str = _option("", '"exact" or "rejection"', choices=[mode.value for mode in SpeculationMode])
     token_tree: bool | None = _option(None, "draft tokens as a tree; num_speculative_tokens caps its nodes")
+    learn: bool | None = _option(
+        None, "false keeps a server that learns from its traffic from learning from this request"
+    )
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Speculation:

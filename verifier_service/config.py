@@ -59,3 +59,19 @@ class VerifierConfig(LookupSettings, ModelSettings, ServiceSettings):
         "Whoever can call the verifier may have it load other weights for its own drafting (`outrider load-draft`); "
         "beyond loopback with --tls-ca-file only.",
     )
+    learn: str = setting(
+        "off",
+        "shared: the head that drafts in the verifier is trained further on what it serves, in a process beside. "
+        "Sessions with a cache salt are left out.",
+        choices=("off", "shared"),
+    )
+    learn_share: float = setting(0.1, "Share of one core that learning may take.", minimum=0.01, maximum=1.0)
+    learn_cycle_tokens: int = setting(
+        20_000,
+        "Output tokens of new text after which the head is trained further and judged; less text made heads worse.",
+        minimum=1000,
+    )
+    learn_buffer_mb: int = setting(512, "Memory for served text to learn from, in MiB.", minimum=16)
+    learn_checkpoints: str = setting(
+        "", "Folder for learned heads, which holds no text; empty: they go with the process."
+    )

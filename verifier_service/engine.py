@@ -22,6 +22,7 @@ import torch
 
 from outrider.drafting.methods.interface import DraftMethod
 from outrider.drafting.methods.predicted import with_predictions
+from outrider.drafting.methods.versions import VersionedMethod
 from outrider.engine.attention.batch import build_batch
 from outrider.engine.attention.block_manager import BlockManager
 from outrider.engine.attention.hidden_store import HiddenStateStore
@@ -38,6 +39,7 @@ from outrider.verifier_service.admission import check_spec, check_start
 from outrider.verifier_service.auto_drafting import AutoDrafting
 from outrider.verifier_service.hidden_states import keep_layers, read_rows, rows_to_send
 from outrider.verifier_service.host_sampling import drawn_outputs
+from outrider.verifier_service.learning.tap import Tap
 from outrider.verifier_service.local_drafting import LocalDrafting
 from outrider.verifier_service.metrics import VerifierMetrics
 from outrider.verifier_service.reply_queue import ReplyQueue
@@ -124,15 +126,23 @@ class VerifierEngine:
             limits.max_model_len,
             self._read_rows,
             before_reading=self._replies.send,
+            versions={
+                name: method for name, method in self.draft_methods.items() if isinstance(method, VersionedMethod)
+            },
         )
         infos = {name: method.info for name, method in self._local.methods.items()}
         self._auto = AutoDrafting(step_costs, infos, limits.max_model_len)
+        self.tap: Tap | None = None
         self._thread = EngineThread(
             "verifier-engine",
             has_work=self._has_work,
             work=self._work,
             patience_s=self._patience_s,
         )
+
+    @property
+    def loaded(self) -> LoadedModel:
+        return self._runner.loaded
 
     @property
     def num_sessions(self) -> int:
@@ -150,6 +160,12 @@ class VerifierEngine:
     @property
     def local_methods(self) -> tuple[DraftMethodInfo, ...]:
         return tuple(method.info for method in self._local.methods.values())
+
+    def tap_for(self, layers: tuple[int, ...], count: Callable[[str, int], None]) -> Tap:
+        """Has ended sessions tapped for a learner that needs these layers. Call it before `start`."""
+        keep_layers(self._hidden, layers, self._runner.loaded.num_layers)
+        self.tap = Tap(layers, self._read_rows, count)
+        return self.tap
 
     def start(self) -> None:
         self._thread.start()
@@ -279,6 +295,8 @@ class VerifierEngine:
         if session is not None:
             with self._lock:
                 self._num_open -= 1
+            if self.tap is not None:
+                self.tap.take(session)
             self._scheduler.release(session)
             self._local.close(session)
 
@@ -356,6 +374,7 @@ class VerifierEngine:
         outcome = decide(work, outputs.last(num_nodes + 1), self.limits.max_model_len, times, next_draft)
         commit = outcome.commit
         self._auto.committed(session, commit)
+        self._local.committed(session, commit.num_accepted_tokens)
         self._compact(work, outcome.kept_nodes)
         self._settle_state(work, outcome.kept_nodes)
         session.token_ids.extend(commit.token_ids)

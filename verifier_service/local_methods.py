@@ -6,12 +6,13 @@ import dataclasses
 import logging
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from outrider.drafting.checkpoints.recognise import recognise
 from outrider.drafting.methods.interface import DraftMethod
 from outrider.drafting.methods.registry import build_methods
-from outrider.drafting.methods.versions import VersionedMethod
+from outrider.drafting.methods.versions import TrialResult, VersionedMethod
 from outrider.drafting.settings import LookupSettings, MethodSettings
 from outrider.drafting.warm_up import warm_up
 from outrider.engine.model.loaded import LoadedModel
@@ -48,7 +49,7 @@ def build_local_methods(
             warm_up(method)
         took_s = time.perf_counter() - started
         log.info("local drafting with %s %s (warm in %.1f s)", name, method.info.model, took_s)
-        if config.allow_draft_loading and method.info.model:
+        if method.info.model and (config.allow_draft_loading or config.learn != "off"):
             methods[name] = VersionedMethod(method)
     return methods
 
@@ -57,6 +58,10 @@ class DraftLoader:
     """Loads new weights for a verifier's own draft methods while it serves."""
 
     def __init__(self, config: VerifierConfig, engine: VerifierEngine, log: logging.Logger) -> None:
+        """Raises ConfigError on a GPU, whose graphs are captured while no other thread uses it."""
+        if engine.loaded.device.type != "cpu":
+            name = "learn" if config.learn != "off" else "allow_draft_loading"
+            raise ConfigError(f"--{name.replace('_', '-')}: only for a target on the CPU", param=name)
         self._settings = _settings(config)
         self._engine = engine
         self._log = log
@@ -67,15 +72,17 @@ class DraftLoader:
         for name, method in self._methods.items():
             engine.metrics.observe_draft_version(name, method.info.version)
 
-    def load(self, path: str) -> DraftMethodInfo:
+    def load(self, path: str, on_trial: Callable[[TrialResult], None] | None = None) -> DraftMethodInfo:
         """Reads and checks the weights on this thread, not the engine's; sessions opened from then on use them.
 
-        Raises InvalidRequest for what cannot be used, Overloaded while another one is loaded or too many are in memory.
+        on_trial: they are on trial first (drafting.methods.versions), and it is called with the result, on the engine's
+        thread. Raises InvalidRequest for what cannot be used, Overloaded while another one is loaded or too many are in
+        memory.
         """
         if not self._one_at_a_time.acquire(blocking=False):
             raise Overloaded("another draft is being loaded; try again later")
         try:
-            info = self._load(path)
+            info = self._load(path, on_trial)
         except Exception as error:
             self._log.warning("%s is not taken for drafting: %s", path, error)
             self._engine.metrics.count_draft_load("refused")
@@ -89,7 +96,7 @@ class DraftLoader:
         self._log.info("drafting with %s %s from now on, version %d", info.name, info.model, info.version)
         return info
 
-    def _load(self, path: str) -> DraftMethodInfo:
+    def _load(self, path: str, on_trial: Callable[[TrialResult], None] | None) -> DraftMethodInfo:
         name, served = self._served(path)
         if self._engine.between_rounds(lambda: served.num_kept) >= _MOST_VERSIONS:
             raise Overloaded(f"sessions still use {_MOST_VERSIONS - 1} older versions of {name}; try again later")
@@ -101,7 +108,10 @@ class DraftLoader:
         warm_up(method)
 
         def swap() -> DraftMethodInfo:
-            served.swap(method)
+            if on_trial is None:
+                served.swap(method)
+            else:
+                served.try_out(method, on_trial)
             return served.info
 
         return self._engine.between_rounds(swap)

@@ -39,6 +39,8 @@ from outrider.shared.version import outrider_version
 from outrider.v1 import verifier_pb2_grpc
 from outrider.verifier_service.config import VerifierConfig
 from outrider.verifier_service.engine import EngineLimits, VerifierEngine
+from outrider.verifier_service.learning.learner import Learner, build_learner, learned_head
+from outrider.verifier_service.learning.record import LearningRecord
 from outrider.verifier_service.local_methods import DraftLoader, build_local_methods
 from outrider.verifier_service.metrics import VerifierMetrics
 from outrider.verifier_service.server import VerifierServicer
@@ -74,6 +76,12 @@ def check_settings(config: VerifierConfig) -> None:
         raise ConfigError("--model: name the target: a checkpoint folder, .gguf file or Hub id", param="model")
     if config.local_draft_model or config.local_methods:
         plan_methods(config.local_draft_model, config.local_methods, config.model, prefix="--local-")
+    if config.learn != "off":
+        learned_head(config)
+        if config.allow_draft_loading:
+            raise ConfigError(
+                "--learn: not together with --allow-draft-loading, which changes heads too", param="learn"
+            )
     if config.allow_draft_loading and not (is_loopback(config.host) or config.tls_ca_file):
         raise ConfigError(
             f"--allow-draft-loading: anyone may call {config.host}; give --tls-ca-file, or listen on 127.0.0.1",
@@ -148,7 +156,8 @@ def build_engine(
     except BaseException:
         loaded.close()  # its ranks would outlive a process that goes on, as an offline one does
         raise
-    tap_layers = sorted({layer for method in methods.values() for layer in method.info.hidden_layers})
+    tapped = {layer for method in methods.values() for layer in method.info.hidden_layers}
+    tap_layers = sorted(tapped if config.learn == "off" else {*tapped, loaded.num_layers})
     step_costs = measure_step_costs(runner, num_blocks, config.block_size, tap_layers)
     log.info(
         "a forward of 1 row takes %.1f ms, of 16 rows %.1f ms", *(1e3 * step_costs.seconds(rows) for rows in (1, 16))
@@ -179,7 +188,13 @@ def served_name(config: VerifierConfig) -> str:
     return config.served_model_name or Path(config.model).name
 
 
-def describe(config: VerifierConfig, engine: VerifierEngine, loaded: LoadedModel, numerics: str = "") -> VerifierInfo:
+def describe(
+    config: VerifierConfig,
+    engine: VerifierEngine,
+    loaded: LoadedModel,
+    numerics: str = "",
+    learner: Learner | None = None,
+) -> VerifierInfo:
     certificate, states = engine.certificate, engine.states
     return VerifierInfo(
         model=served_name(config),
@@ -208,16 +223,8 @@ def describe(config: VerifierConfig, engine: VerifierEngine, loaded: LoadedModel
         num_state_slots=0 if states is None else states.num_slots,
         num_free_state_slots=0 if states is None else states.num_free_slots,
         round_us=engine.round_us,
+        learning=None if learner is None else learner.record.now,
     )
-
-
-def _draft_loader(
-    config: VerifierConfig, engine: VerifierEngine, loaded: LoadedModel, log: logging.Logger
-) -> DraftLoader:
-    """Raises ConfigError on a GPU, whose graphs are captured while no other thread uses it."""
-    if loaded.device.type != "cpu":
-        raise ConfigError("--allow-draft-loading: only for a target on the CPU", param="allow_draft_loading")
-    return DraftLoader(config, engine, log)
 
 
 async def serve(argv: list[str]) -> None:
@@ -242,10 +249,23 @@ async def serve(argv: list[str]) -> None:
             )
         give_back_freed_memory()  # what the checks and timings took: 100 MB for a target of 135 M parameters
         log.info("numerics: %s", numerics)
-        load_draft = _draft_loader(config, engine, loaded, log).load if config.allow_draft_loading else None
-        servicer = VerifierServicer(engine, lambda: describe(config, engine, loaded, numerics), tracer, load_draft)
+        loader = DraftLoader(config, engine, log) if config.allow_draft_loading or config.learn != "off" else None
+        load_draft = loader.load if loader is not None and config.allow_draft_loading else None
+        learner = None
+        if loader is not None and config.learn != "off":
+            learner = build_learner(config, engine, loader, LearningRecord(registry), log)
+        servicer = VerifierServicer(
+            engine, lambda: describe(config, engine, loaded, numerics, learner), tracer, load_draft
+        )
+
+        def start() -> None:
+            engine.start()
+            if learner is not None:
+                learner.start()
 
         def stop() -> None:
+            if learner is not None:
+                learner.stop()
             engine.stop()
             loaded.close()
 
@@ -256,7 +276,7 @@ async def serve(argv: list[str]) -> None:
             config,
             tls,
             registry,
-            start=engine.start,
+            start=start,
             stop=stop,
             metric_labels=model_labels(served_name(config)),
         )

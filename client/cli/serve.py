@@ -12,7 +12,17 @@ import typer
 from outrider.client.cli.common import DEFAULT_RUN_DIR, RunDir, clear_errors, say
 from outrider.client.cli.foreign_options import ForeignCommand, ignored_line, ignored_options, whole_number
 from outrider.client.cli.llama_options import LLAMA
-from outrider.client.cli.stack import AllowDraftLoading, GrpcPort, Host, Port, RedisUrl, run_in_foreground
+from outrider.client.cli.stack import (
+    AllowDraftLoading,
+    GrpcPort,
+    Host,
+    Learn,
+    LearnCheckpoints,
+    LearnShare,
+    Port,
+    RedisUrl,
+    run_in_foreground,
+)
 from outrider.client.cli.vllm_options import VLLM
 from outrider.client.stack.commands import StackSettings
 from outrider.client.stack.serve_plan import ServeOptions, plan_serving, service_args
@@ -142,6 +152,9 @@ def serve(
     allowed_headers: Headers = "",
     allow_credentials: Credentials = False,
     allow_draft_loading: AllowDraftLoading = False,
+    learn: Learn = "off",
+    learn_share: LearnShare = 0.1,
+    learn_checkpoints: LearnCheckpoints = "",
     redis_url: RedisUrl = "",
     run_dir: RunDir = DEFAULT_RUN_DIR,
 ) -> None:

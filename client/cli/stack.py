@@ -61,6 +61,13 @@ AllowDraftLoading = Annotated[
     bool,
     typer.Option("--allow-draft-loading", help="`outrider load-draft` may change the drafts while serving."),
 ]
+Learn = Annotated[
+    str, typer.Option("--learn", help="shared: the draft head is trained further on what is served; off.")
+]
+LearnShare = Annotated[float, typer.Option("--learn-share", help="Share of one core that learning may take.")]
+LearnCheckpoints = Annotated[
+    str, typer.Option("--learn-checkpoints", help="Folder for learned heads (no text); empty: not kept.")
+]
 _SPEC_HELP = """vLLM's JSON, e.g. '{"method": "ngram", "num_speculative_tokens": 4}'."""
 SpecConfig = Annotated[str, typer.Option("--speculative-config", "-sc", help=_SPEC_HELP)]
 
@@ -77,6 +84,9 @@ def up(
     drafters: Drafters = 0,
     speculative_config: SpecConfig = "",
     allow_draft_loading: AllowDraftLoading = False,
+    learn: Learn = "off",
+    learn_share: LearnShare = 0.1,
+    learn_checkpoints: LearnCheckpoints = "",
     run_dir: RunDir = DEFAULT_RUN_DIR,
     detach: Annotated[bool, typer.Option(help="Return when the stack is ready.")] = False,
     as_json: Json = False,
@@ -93,12 +103,17 @@ def up(
 
       outrider up --drafters 2
 
+      outrider up --draft-model models/demo-eagle3 --learn shared --learn-share 0.25
+
       outrider up --detach && outrider chat "Hello." && outrider down
     """
     with clear_errors():
         verifier_args: tuple[str, ...] = () if kv_cache_dtype == "auto" else ("--kv-cache-dtype", kv_cache_dtype)
         if allow_draft_loading:
             verifier_args += ("--allow-draft-loading", "true")
+        if learn != "off":
+            verifier_args += ("--learn", learn, "--learn-share", str(learn_share))
+            verifier_args += ("--learn-checkpoints", learn_checkpoints) if learn_checkpoints else ()
         settings = from_arguments(StackSettings, locals(), num_drafters=drafters)
         stack = started(settings, run_dir, say_aside if as_json else say, in_foreground=not detach)
         if detach:

@@ -148,10 +148,11 @@ def fleet_view(fleet: dict[str, Any], speed: Rates | None) -> RenderableType:
     for member in (*drafting_verifiers, *fleet["drafters"]):
         methods = ", ".join(_method(method) for method in member["methods"])
         drafters.add_row(member["address"], _health(member), methods, _sessions(member))
+    learners = [_learner_line(member) for member in fleet["verifiers"] if member.get("learning")]
     # A gateway of an earlier version says nothing of it.
     warning = fleet.get("warning", "")
     warnings = [Text(f"warning: {warning}", style="yellow")] if warning else []
-    return Group("", verifiers, "", drafters, "", _gateway_line(fleet, speed), *warnings)
+    return Group("", verifiers, "", drafters, "", *learners, _gateway_line(fleet, speed), *warnings)
 
 
 def _table(*left: str, right: tuple[str, ...]) -> Table:
@@ -181,6 +182,17 @@ def _used_blocks(member: dict[str, Any]) -> str:
     num_blocks = member["num_blocks"]
     used = num_blocks - member["num_free_blocks"]
     return f"{used / num_blocks:.0%} of {num_blocks}" if num_blocks else ""
+
+
+def _learner_line(member: dict[str, Any]) -> str:
+    learning = member["learning"]
+    parts = [f"{member['address']} has learned from {learning['num_tokens']:,} tokens"]
+    parts += [f"{learning['num_dropped_tokens']:,} dropped"] if learning["num_dropped_tokens"] else []
+    heads = "{num_taken} heads taken, {num_refused} refused, {num_rolled_back} rolled back".format(**learning)
+    parts.append(heads)
+    if learning["tokens_after"]:
+        parts.append("{tokens_before:.2f} -> {tokens_after:.2f} tokens a round expected".format(**learning))
+    return ", ".join(parts) + (f" (last refused: {learning['refusal']})" if learning["refusal"] else "")
 
 
 def _gateway_line(fleet: dict[str, Any], speed: Rates | None) -> str:

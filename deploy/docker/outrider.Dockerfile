@@ -33,6 +33,7 @@ COPY engine outrider/engine
 COPY drafting outrider/drafting
 COPY drafter_service outrider/drafter_service
 COPY verifier_service outrider/verifier_service
+COPY training outrider/training
 COPY gateway outrider/gateway
 COPY client outrider/client
 RUN /opt/tools/bin/pip install --disable-pip-version-check --no-deps --target /opt/app . && rm -r /opt/app/bin

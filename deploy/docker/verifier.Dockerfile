@@ -31,6 +31,7 @@ COPY kernels outrider/kernels
 COPY engine outrider/engine
 COPY drafting outrider/drafting
 COPY verifier_service outrider/verifier_service
+COPY training outrider/training
 # The `outrider` command belongs to the client, which is not in here.
 RUN /opt/tools/bin/pip install --disable-pip-version-check --no-deps --target /opt/app . && rm -r /opt/app/bin
 # Where compiled kernels are kept; a volume that is mounted there begins with the image's.

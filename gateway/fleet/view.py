@@ -5,6 +5,7 @@ Not here: health checks (pool.py) and access (servers/http/admission.py: same as
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from typing_extensions import TypedDict
@@ -22,8 +23,10 @@ class MethodView(TypedDict):
 
 
 class VerifierView(TypedDict):
-    """A verifier's last report; empty or 0 except for the address until first reached. `numerics`: its arithmetic, as
-    receipts name it. `methods`: those it drafts with in its own process.
+    """A verifier's last report; empty or 0 except for the address until first reached.
+
+    numerics: its arithmetic, as receipts name it. methods: those it drafts with in its own process. learning: the
+    fields of shared.messages.Learning; null where they do not learn.
     """
 
     address: str
@@ -38,6 +41,7 @@ class VerifierView(TypedDict):
     num_free_blocks: int
     numerics: str
     methods: list[MethodView]
+    learning: dict[str, int | float | str] | None
 
 
 class DrafterView(TypedDict):
@@ -111,6 +115,7 @@ def _verifier(member: Member[VerifierInfo]) -> VerifierView:
         "num_free_blocks": info.num_free_blocks if info else 0,
         "numerics": info.numerics if info else "",
         "methods": _methods(info.local_methods if info else ()),
+        "learning": dataclasses.asdict(info.learning) if info and info.learning else None,
     }
 
 

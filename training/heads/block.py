@@ -18,7 +18,9 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
+from outrider.drafting.checkpoints.block import load_block
 from outrider.drafting.checkpoints.export import export_block
+from outrider.drafting.checkpoints.target_weights import TargetWeights
 from outrider.drafting.heads.block import BlockConfig, BlockHead
 from outrider.training.errors import SettingError
 from outrider.training.frozen_target import FrozenTarget
@@ -156,6 +158,13 @@ def build_block(
     )
     head.lm_head.requires_grad_(False)
     return BlockObjective(head, type(target.model).__name__)
+
+
+def load_block_objective(path: Path, target: TargetWeights) -> BlockObjective:
+    """Reads a head to train it further. Raises CheckpointRefused."""
+    head = load_block(path, target, torch.float32, attn_implementation="sdpa")
+    head.lm_head.requires_grad_(False)
+    return BlockObjective(head, target.architecture)
 
 
 def _spread_layers(num_layers: int) -> tuple[int, ...]:

@@ -13,7 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from outrider.drafting.checkpoints.eagle3 import load_eagle3
 from outrider.drafting.checkpoints.export import export_eagle3
+from outrider.drafting.checkpoints.target_weights import TargetWeights
 from outrider.drafting.heads.eagle3 import Eagle3Config, Eagle3Head, default_feature_layers
 from outrider.training.errors import SettingError
 from outrider.training.frozen_target import FrozenTarget
@@ -23,6 +25,9 @@ from outrider.training.heads.ttt_attention import TTT_ATTENTION, register_ttt_at
 from outrider.training.heads.unroll import decoder_config
 
 DEFAULT_TTT_STEPS = 5
+# steps; of a head that is trained further while it serves: each costs as much as the first, and a third of the drafts
+# get that far
+_FURTHER_TTT_STEPS = 3
 
 
 class Eagle3Objective(TrainingTimeTest):
@@ -83,6 +88,15 @@ def build_eagle3(options: HeadOptions, target: FrozenTarget, token_counts: npt.N
     return Eagle3Objective(
         head, type(target.model).__name__, options.ttt_steps or DEFAULT_TTT_STEPS, options.save_embedding
     )
+
+
+def load_eagle3_objective(path: Path, target: TargetWeights) -> Eagle3Objective:
+    """Reads a head to train it further. Raises CheckpointRefused, SettingError for P-EAGLE's parallel drafts."""
+    register_ttt_attention()
+    head = load_eagle3(path, target, torch.float32, attn_implementation=TTT_ATTENTION)
+    if head.config.mask_token_id is not None:
+        raise SettingError(f"{path}: a P-EAGLE head cannot be trained further")
+    return Eagle3Objective(head, target.architecture, _FURTHER_TTT_STEPS, head.config.has_embedding)
 
 
 def most_frequent(token_counts: npt.NDArray[np.int64], num_tokens: int) -> torch.Tensor:

@@ -13,6 +13,8 @@ from pathlib import Path
 import torch
 
 from outrider.drafting.checkpoints.export import export_medusa
+from outrider.drafting.checkpoints.medusa import load_medusa
+from outrider.drafting.checkpoints.target_weights import TargetWeights
 from outrider.drafting.heads.medusa import MedusaConfig, MedusaHeads
 from outrider.training.frozen_target import FrozenTarget
 from outrider.training.heads.interface import Batch, DraftScores, Objective, TargetView
@@ -66,3 +68,8 @@ def build_medusa(options: HeadOptions, target: FrozenTarget) -> MedusaObjective:
             for parameter in head.lm_heads.parameters():
                 parameter.copy_(target.lm_head)
     return MedusaObjective(head, target.num_layers, options.distil)
+
+
+def load_medusa_objective(path: Path, target: TargetWeights) -> MedusaObjective:
+    """Reads heads to train them further. Raises CheckpointRefused."""
+    return MedusaObjective(load_medusa(path, target, torch.float32), target.num_layers)

@@ -1,6 +1,9 @@
-"""Builds a new objective over a new head, by the method's name."""
+"""Builds an objective over a new head, by the method's name, or over a head that was trained before."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +13,12 @@ from outrider.training.errors import SettingError
 from outrider.training.frozen_target import FrozenTarget
 from outrider.training.heads.interface import Objective
 from outrider.training.heads.options import METHODS, HeadOptions
+
+if TYPE_CHECKING:
+    from outrider.drafting.checkpoints.target_weights import TargetWeights
+
+# Kinds of heads that `load_objective` reads.
+TRAINED_FURTHER = ("eagle3", "dspark", "dflash", "medusa")
 
 
 def build_objective(
@@ -54,3 +63,26 @@ def build_objective(
         raise SettingError(f"--method {method!r}: must be one of {', '.join(METHODS)}")
     objective.loss = options.loss
     return objective.to(target.device)
+
+
+def load_objective(path: Path, target: TargetWeights) -> Objective:
+    """Reads a head in any of its public layouts, with float32 weights, to train it further.
+
+    Raises CheckpointRefused for a checkpoint that cannot be read, SettingError for a kind that cannot be trained so.
+    """
+    from outrider.drafting.checkpoints.recognise import recognise
+
+    kind = recognise(path)
+    if kind == "eagle3":
+        from outrider.training.heads.eagle3 import load_eagle3_objective
+
+        return load_eagle3_objective(path, target)
+    if kind in ("dspark", "dflash"):
+        from outrider.training.heads.block import load_block_objective
+
+        return load_block_objective(path, target)
+    if kind == "medusa":
+        from outrider.training.heads.medusa import load_medusa_objective
+
+        return load_medusa_objective(path, target)
+    raise SettingError(f"{path}: a draft for {kind} cannot be trained further, only {', '.join(TRAINED_FURTHER)}")

@@ -14,7 +14,7 @@ from gateway_servers import ALICE, key_file, open_servers
 from outrider.gateway.config import GatewayConfig
 from outrider.gateway.fleet.pool import Member
 from outrider.gateway.fleet.view import fleet_view
-from outrider.shared.messages import DrafterInfo, DraftMethodInfo, RowInvarianceCertificate, VerifierInfo
+from outrider.shared.messages import DrafterInfo, DraftMethodInfo, Learning, RowInvarianceCertificate, VerifierInfo
 
 VERIFIER = VerifierInfo(
     model="demo-target",
@@ -36,6 +36,7 @@ VERIFIER = VerifierInfo(
     certificate=RowInvarianceCertificate(True),
     local_methods=(DraftMethodInfo("suffix"),),
     numerics="bfloat16/cpu/cpu/tp1/00",
+    learning=Learning(num_tokens=20_000, num_taken=1, tokens_before=1.5, tokens_after=1.75, refusal="it loses"),
 )
 METHODS = (DraftMethodInfo("draft_model", "demo-draft"), DraftMethodInfo("ngram"))
 DRAFTER = DrafterInfo("1.2.3", METHODS, noise_version=1, num_sessions=2, max_sessions=64)
@@ -67,6 +68,17 @@ async def test_members_that_answer(channel: grpc.aio.Channel) -> None:
                 "num_free_blocks": 60,
                 "numerics": "bfloat16/cpu/cpu/tp1/00",
                 "methods": [{"name": "suffix", "model": "", "version": 0}],
+                "learning": {
+                    "num_tokens": 20_000,
+                    "num_dropped_tokens": 0,
+                    "num_private_tokens": 0,
+                    "num_taken": 1,
+                    "num_rolled_back": 0,
+                    "num_refused": 0,
+                    "tokens_before": 1.5,
+                    "tokens_after": 1.75,
+                    "refusal": "it loses",
+                },
             }
         ],
         "drafters": [

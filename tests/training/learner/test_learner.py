@@ -1,0 +1,230 @@
+"""A learner of a real head for a tiny target: fed what was served, it offers heads that draft better.
+
+What it is fed comes from transformers' own forward of the target.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from outrider.drafting.checkpoints.errors import CheckpointRefused
+from outrider.drafting.checkpoints.target_weights import load_target_weights
+from outrider.training.frozen_target import FrozenTarget
+from outrider.training.heads.registry import TRAINED_FURTHER, load_objective
+from outrider.training.learner import learner as learner_file
+from outrider.training.learner.inbox import Inbox
+from outrider.training.learner.learner import HeadLearner
+from tests.grid.heads import save_random_head
+from tests.training.tiny import write_target
+
+LENGTH = 40
+CYCLE_TOKENS = 3000
+
+
+class Stream(io.RawIOBase):
+    """An endless input that a test writes to."""
+
+    def __init__(self) -> None:
+        self._data, self._ended = bytearray(), False
+        self._changed = threading.Condition()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._data) or self._ended)
+            part = bytes(self._data[: len(buffer)])
+            del self._data[: len(part)]
+        buffer[: len(part)] = part
+        return len(part)
+
+    def put(self, message: dict[str, Any], data: bytes = b"") -> None:
+        with self._changed:
+            self._data += json.dumps(message).encode() + b"\n" + data
+            self._changed.notify()
+
+    def end(self) -> None:
+        with self._changed:
+            self._ended = True
+            self._changed.notify()
+
+
+@dataclass
+class Learning:
+    """A learner that runs on a thread, and what it reports."""
+
+    target: FrozenTarget
+    folder: Path
+    kind: str = "eagle3"
+    stream: Stream = field(default_factory=Stream)
+    reports: list[dict[str, Any]] = field(default_factory=list)
+
+    def start(self) -> HeadLearner:
+        head = self.folder.parent / f"{self.kind}-head"
+        weights = load_target_weights(self.target.path, torch.float32)
+        if not head.exists():
+            save_random_head(self.kind, weights, head)
+        self.folder.mkdir(exist_ok=True)
+        names = {"head": str(head), "target": str(self.target.path), "folder": str(self.folder)}
+        numbers = {"share": 1.0, "cycle_tokens": CYCLE_TOKENS, "buffer_mb": 64, "hidden_size": self.target.hidden_size}
+        self.stream.put(names | numbers | {"dtype": "float32"})
+        inbox = Inbox(io.BufferedReader(self.stream))
+        self.learner = HeadLearner(inbox, self.reports.append)
+        inbox.start()
+        self.thread = threading.Thread(target=self.learner.run, daemon=True)
+        self.thread.start()
+        return self.learner
+
+    def feed(self, num_windows: int, seed: int, *, held_back: bool = False, poison: bool = False) -> None:
+        """Windows of rows that repeat a short phrase of few tokens, as the target sees them."""
+        layers = (*self.learner._objective.feature_layers, self.target.num_layers)
+        rng = np.random.default_rng(seed)
+        phrases = rng.integers(0, 8, (num_windows, 4))
+        token_ids = torch.from_numpy(np.tile(phrases, (1, LENGTH // 4)))
+        rows = self.target.view(token_ids, tuple(dict.fromkeys(layers))).features
+        if poison:
+            rows = rows * float("nan")
+        for ids, data in zip(token_ids, rows, strict=True):
+            raw = data.contiguous().numpy().tobytes()
+            message = {"token_ids": ids.tolist(), "first_counted": 4, "held_back": held_back, "num_bytes": len(raw)}
+            self.stream.put(message, raw)
+
+    def wait(self, num_reports: int) -> dict[str, Any]:
+        deadline = time.monotonic() + 120
+        while len(self.reports) < num_reports:
+            assert time.monotonic() < deadline, self.reports
+            assert self.thread.is_alive()
+            time.sleep(0.02)
+        return self.reports[num_reports - 1]
+
+    def cycle(self, seed: int, num_reports: int, *, poison: bool = False) -> dict[str, Any]:
+        self.feed(100, seed, poison=poison)
+        return self.wait(num_reports)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> FrozenTarget:
+    return FrozenTarget(write_target(tmp_path_factory.mktemp("target")), torch.float32)
+
+
+@pytest.fixture
+def learning(target: FrozenTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Learning]:
+    monkeypatch.setattr(learner_file, "_LR", 1e-2)  # a random head is not good already
+    monkeypatch.setattr(learner_file, "_POLL_S", 0.02)
+    running = Learning(target, tmp_path / "versions")
+    yield running
+    running.stream.end()
+    running.thread.join(timeout=60)
+    assert not running.thread.is_alive()
+
+
+@pytest.mark.parametrize("kind", TRAINED_FURTHER)
+def test_it_offers_a_head_that_drafts_better_and_goes_on_from_it(learning: Learning, kind: str) -> None:
+    learning.kind = kind
+    learning.start()
+    learning.feed(24, seed=1, held_back=True)
+    first = learning.cycle(2, 1)
+    assert "candidate" in first, first
+    assert first["after"]["sampled"] > 1.01 * first["before"]["sampled"]
+    assert first["num_tokens"] >= CYCLE_TOKENS
+    weights = load_target_weights(learning.target.path, torch.float32)
+    written = load_objective(Path(first["candidate"]), weights).head.state_dict()
+    for name, tensor in learning.learner._objective.head.state_dict().items():
+        torch.testing.assert_close(written[name], tensor, rtol=1e-2, atol=1e-4)
+    learning.stream.put({"outcome": "taken"})
+    second = learning.cycle(3, 2)
+    assert second["before"] == pytest.approx(first["after"])
+
+
+def test_a_head_that_is_rolled_back_leaves_no_trace(learning: Learning) -> None:
+    learning.start()
+    before = learning.learner._state()
+    learning.feed(24, seed=1, held_back=True)
+    assert "candidate" in learning.cycle(2, 1)
+    learning.stream.put({"outcome": "rolled_back"})
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and learning.learner._inbox.outcomes.qsize():
+        time.sleep(0.02)
+    second = learning.cycle(2, 2)
+    assert second["before"] == pytest.approx(learning.reports[0]["before"])
+    assert set(before) == set(learning.learner._served)
+    assert all(torch.equal(before[name], learning.learner._served[name]) for name in before)
+
+
+def test_a_learning_rate_that_ruins_the_head_is_refused(learning: Learning, monkeypatch: pytest.MonkeyPatch) -> None:
+    learning.start()
+    learning.feed(24, seed=1, held_back=True)
+    assert "candidate" in learning.cycle(2, 1)
+    learning.stream.put({"outcome": "taken"})
+    monkeypatch.setattr(learner_file, "_LR", 3.0)
+    ruined = learning.cycle(3, 2)
+    assert "gains" in ruined["refused"] or "not finite" in ruined["refused"], ruined
+    monkeypatch.setattr(learner_file, "_LR", 1e-2)
+    third = learning.cycle(4, 3)
+    assert third["before"] == pytest.approx(learning.reports[0]["after"])
+
+
+def test_rows_that_are_not_finite_are_not_learned_from(learning: Learning) -> None:
+    learning.start()
+    learning.feed(24, seed=1, held_back=True)
+    learning.feed(100, seed=2, poison=True)
+    learning.feed(10, seed=2, held_back=True, poison=True)
+    assert "candidate" in learning.cycle(3, 1)
+    for tensor in learning.learner._state().values():
+        assert torch.isfinite(tensor.float()).all()
+
+
+def test_it_does_not_learn_from_less_than_a_cycle_or_with_nothing_to_judge_by(learning: Learning) -> None:
+    learning.start()
+    learning.feed(20, seed=1, held_back=True)
+    learning.feed(20, seed=2)
+    time.sleep(0.5)
+    assert not learning.reports
+
+
+def test_a_version_of_an_earlier_process_is_judged_before_it_is_offered(learning: Learning, tmp_path: Path) -> None:
+    learning.start()
+    learning.feed(24, seed=1, held_back=True)
+    good = Path(learning.cycle(2, 1)["candidate"])
+    again = Learning(learning.target, learning.folder)
+    again.start()
+    assert not again.reports
+    again.feed(24, seed=5, held_back=True)
+    report = again.wait(1)
+    assert report["num_tokens"] == 0
+    assert Path(report["candidate"]).parent == good.parent
+    again.stream.end()
+    (good / "model.safetensors").write_bytes(b"nothing of the kind")
+    for path in learning.folder.iterdir():
+        if path != good:
+            path.rename(tmp_path / path.name)
+    damaged = Learning(learning.target, learning.folder)
+    damaged.start()
+    damaged.feed(24, seed=5, held_back=True)
+    assert str(good) in damaged.wait(1)["refused"]
+    damaged.stream.end()
+
+
+def test_only_the_newest_versions_are_kept(learning: Learning) -> None:
+    learner = learning.start()
+    for _ in range(5):
+        learner._write()
+    assert sorted(path.name for path in learning.folder.iterdir()) == ["version-3", "version-4", "version-5"]
+
+
+def test_what_cannot_be_trained_further_is_refused(target: FrozenTarget, tmp_path: Path) -> None:
+    weights = load_target_weights(target.path, torch.float32)
+    with pytest.raises(CheckpointRefused):
+        load_objective(tmp_path, weights)
