@@ -82,11 +82,26 @@ export interface Verifier {
   num_free_blocks: number;
   /** The methods it drafts with in its own process. */
   methods: Method[];
+  /** What its head has learned from what it serves; null: it does not learn. */
+  learning: Learning | null;
+}
+
+/** tokens_before, tokens_after: expected a round at the last judgement; 0: none yet. refusal: of the last head refused. */
+export interface Learning {
+  num_tokens: number;
+  num_taken: number;
+  num_rolled_back: number;
+  num_refused: number;
+  tokens_before: number;
+  tokens_after: number;
+  refusal: string;
 }
 
 export interface Method {
   name: string;
   model: string;
+  /** Of its weights; above 1: they were changed while serving. */
+  version: number;
 }
 
 export interface Drafter {

@@ -2,7 +2,7 @@
 
 import type { ComponentChildren } from "preact";
 import type { FleetState } from "../use-gateway";
-import type { Drafter, Method, Verifier } from "../wire";
+import type { Drafter, Learning, Method, Verifier } from "../wire";
 
 export function FleetPicture({ fleet, drafting }: { fleet: FleetState; drafting: string }) {
   const { view, isStale } = fleet;
@@ -72,6 +72,7 @@ function Methods({ methods }: { methods: Method[] }) {
       {methods.map((method) => (
         <span key={method.name} class="chip">
           {method.name}
+          {method.version > 1 && ` v${method.version}`}
         </span>
       ))}
     </p>
@@ -91,7 +92,19 @@ function VerifierNode({ verifier }: { verifier: Verifier }) {
         </p>
       )}
       <Methods methods={verifier.methods} />
+      {verifier.learning && <Learned learning={verifier.learning} />}
     </Node>
+  );
+}
+
+function Learned({ learning }: { learning: Learning }) {
+  const heads = `${learning.num_taken} heads taken, ${learning.num_refused} refused, ${learning.num_rolled_back} rolled back`;
+  const change = `${learning.tokens_before.toFixed(2)} → ${learning.tokens_after.toFixed(2)} tokens a round expected`;
+  return (
+    <p class="quiet" title={learning.refusal && `Last refused: ${learning.refusal}`}>
+      Learned from {learning.num_tokens.toLocaleString("en")} tokens: {heads}
+      {learning.tokens_after > 0 && `, ${change}`}
+    </p>
   );
 }
 
