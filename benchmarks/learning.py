@@ -11,6 +11,7 @@ prompts are compared byte for byte: exit code 1 where they differ. Prompts: line
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import tempfile
 import threading
@@ -151,7 +152,7 @@ def _serve(
     """Keeps the streams busy for the phase and adds its windows, which begin with it."""
     ended: list[tuple[float, int, int, int]] = []
     until = time.monotonic() + seconds
-    waiting = iter(prompts * 1000)
+    waiting = itertools.cycle(prompts)
     lock = threading.Lock()
 
     def stream() -> None:

@@ -17,8 +17,7 @@ from accelerate import Accelerator
 from outrider.shared.machine.memory import available_memory_bytes
 from outrider.training.data.head_data import TokenWindows, make_batch
 from outrider.training.head_trainer import noise_generator
-from outrider.training.heads.interface import Batch, Objective, TargetView
-from outrider.training.heads.sliced_loss import SLICE_BYTES
+from outrider.training.heads.interface import SLICE_BYTES, Batch, Objective, TargetView
 from outrider.training.run_config import OptimizationConfig
 
 # factor; memory of a window over what autograd keeps of it; chosen, as a backward pass makes gradients and temporaries

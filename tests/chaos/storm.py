@@ -6,6 +6,10 @@ import asyncio
 import random
 from collections import Counter
 
+import grpc.aio
+
+from outrider.shared import rpc
+from outrider.v1 import verifier_pb2, verifier_pb2_grpc
 from tests.chaos.fleet import Fleet, Part
 
 _WEIGHTS = {
@@ -22,6 +26,8 @@ _WEIGHTS = {
     ("restart", "redis"): 1,
     ("pause", "redis"): 2,
 }
+# No misfortune, but it must change as little; as often as all others together.
+_SWAPS = {("swap", "verifier"): sum(_WEIGHTS.values())}
 
 
 class Storm:
@@ -33,7 +39,8 @@ class Storm:
         self._rng = random.Random(seed)
         self._mean_pause_s = mean_pause_s
         # What has not happened yet: each once, however short the storm.
-        self.due = self._rng.sample(list(_WEIGHTS), len(_WEIGHTS))
+        self._weights = _WEIGHTS | (_SWAPS if fleet.target.heads else {})
+        self.due = self._rng.sample(list(self._weights), len(self._weights))
         self._mending: set[asyncio.Task[None]] = set()
         self._hurt: set[str] = set()
 
@@ -41,7 +48,9 @@ class Storm:
         while True:
             await asyncio.sleep(self._rng.expovariate(1 / self._mean_pause_s))
             is_due = bool(self.due)
-            what, kind = self.due.pop() if is_due else self._rng.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]
+            what, kind = (
+                self.due.pop() if is_due else self._rng.choices(list(self._weights), list(self._weights.values()))[0]
+            )
             name = self._victim(kind)
             if name is None:
                 if is_due:  # later, when the last victims are well again
@@ -70,6 +79,8 @@ class Storm:
         try:
             if name == "redis":
                 await self._strike_redis(what, seconds)
+            elif what == "swap":
+                await self._swap(self._fleet.parts[name])
             elif what == "cut":
                 self._fleet.proxies[name].cut()
             elif what == "delay":
@@ -80,6 +91,17 @@ class Storm:
                 await self._strike_process(what, self._fleet.parts[name], seconds)
         finally:
             self._hurt.discard(name)
+
+    async def _swap(self, part: Part) -> None:
+        head = self._rng.choice(self._fleet.target.heads)
+        async with rpc.open_channel(f"{part.host}:{part.port}") as channel:
+            stub = verifier_pb2_grpc.VerifierStub(channel)
+            try:
+                await stub.LoadDraft(verifier_pb2.LoadDraftRequest(path=str(head)), timeout=120)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:  # sessions still have older versions
+                    raise
+                self.counts["swap refused"] += 1
 
     async def _strike_process(self, what: str, part: Part, seconds: float) -> None:
         if what == "pause":

@@ -1,4 +1,4 @@
-"""What a fleet serves and drafts with: the demo family, or a random hybrid with an MTP layer."""
+"""What a fleet serves and drafts with: the demo family, the same with heads that are swapped, or a random hybrid."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from pathlib import Path
 
 from tests.chaos.load import METHODS
 from tests.drafting.agreeing_mtp import save_served_hybrid
+from tests.verifier_service.drafting.other_weights import with_noise
 
 MODELS = Path(__file__).parents[2] / "models"
 
 
 @dataclass(frozen=True)
 class Target:
-    """methods: that requests ask for. verifier_args: of each verifier in turn."""
+    """methods: that requests ask for. verifier_args: of each verifier in turn. heads: that verifiers load meanwhile."""
 
     model: Path
     methods: tuple[str, ...]
     drafter_args: tuple[str, ...]
     verifier_args: tuple[tuple[str, ...], ...]
+    heads: tuple[Path, ...] = ()
 
 
 def demo(_folder: Path) -> Target:
@@ -28,6 +30,19 @@ def demo(_folder: Path) -> Target:
         METHODS,
         ("--draft-model", str(MODELS / "demo-draft"), "--methods", "draft_model,ngram,suffix"),
         (("--kv-cache-mb", "64"),),
+    )
+
+
+def swapped(folder: Path) -> Target:
+    """Verifiers that draft with an EAGLE-3 head of which other weights are loaded while they serve."""
+    head = MODELS / "demo-eagle3"
+    drafting = ("--local-draft-model", str(head), "--local-methods", "eagle3", "--allow-draft-loading", "true")
+    return Target(
+        MODELS / "demo-target",
+        ("eagle3", "eagle3", "ngram", "auto", "off"),
+        ("--methods", "ngram,suffix"),
+        (("--kv-cache-mb", "64", *drafting),),
+        (head, with_noise(head, folder / "noisy", 0.2)),
     )
 
 
@@ -46,4 +61,4 @@ def hybrid(folder: Path) -> Target:
 
 
 # name -> (folder for what must be written) -> the target
-TARGETS: dict[str, Callable[[Path], Target]] = {"demo": demo, "hybrid": hybrid}
+TARGETS: dict[str, Callable[[Path], Target]] = {"demo": demo, "swapped": swapped, "hybrid": hybrid}

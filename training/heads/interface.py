@@ -16,6 +16,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
+# bytes; most that arrays of [positions, vocabulary] take together; chosen: 113 positions at a vocabulary of 262,144,
+# enough for dense matrix products, and a single slice for the demo heads
+SLICE_BYTES = 1 << 30
 # Maps hidden states [N, H] -> logits [N, vocab].
 ReadOut = Callable[[torch.Tensor], torch.Tensor]
 
@@ -81,6 +84,8 @@ class Objective(nn.Module):
     feature_layers: tuple[int, ...] = ()
     # Name in LOSSES (scoring.py) of the loss that matches a draft's distribution to the target's.
     loss: str = "cross_entropy"
+    # Most that arrays of [positions, vocabulary] take together in a step (sliced_loss.py).
+    slice_bytes: int = SLICE_BYTES
 
     def forward(self, batch: Batch, target: TargetView, noise: torch.Generator) -> tuple[torch.Tensor, DraftScores]:
         """Computes the loss and the estimates.

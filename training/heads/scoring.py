@@ -133,7 +133,8 @@ class DepthLosses:
             return self._loss(number, part, draft_logits, laws)
 
         trained = [parameter for parameter in self._objective.parameters() if parameter.requires_grad]
-        total = SlicedLoss(self._depths, trained, self._target, self._target_ids, term).total()
+        slice_bytes = self._objective.slice_bytes
+        total = SlicedLoss(self._depths, trained, self._target, self._target_ids, term, slice_bytes).total()
         return torch.stack([total, *self._terms]).sum(), DraftScores(*scores)
 
     def _loss(self, number: int, part: slice, draft_logits: torch.Tensor, laws: TargetLaws) -> torch.Tensor:

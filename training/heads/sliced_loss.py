@@ -14,11 +14,8 @@ from typing import Any
 
 import torch
 
-from outrider.training.heads.interface import ReadOut, TargetView
+from outrider.training.heads.interface import SLICE_BYTES, ReadOut, TargetView
 
-# bytes; most that arrays of [positions, vocabulary] take together; chosen: 113 positions at a vocabulary of 262,144,
-# enough for dense matrix products, and a single slice for the demo heads
-SLICE_BYTES = 1 << 30
 # bytes per position and token of the vocabulary; peak of one depth of one slice; counted: nine float32 arrays (target
 # logits and probabilities, the depth's share of both, draft logits, their logarithms for either label, two gradients)
 _BYTES_PER_LOGIT = 9 * 4
@@ -57,6 +54,7 @@ class SlicedLoss:
     """The sum of `term` over the rows of all depths.
 
     parameters: every trainable one that a read-out may use. target_ids int64[draft vocab], if that is reduced.
+    slice_bytes: most that arrays of [positions, vocabulary] take together.
     """
 
     depths: Sequence[Depth]
@@ -64,6 +62,7 @@ class SlicedLoss:
     target: TargetView
     target_ids: torch.Tensor | None
     term: Term
+    slice_bytes: int = SLICE_BYTES
 
     def total(self) -> torch.Tensor:
         """Returns float32[]; it can be differentiated once, with respect to rows and parameters."""
@@ -76,7 +75,7 @@ class SlicedLoss:
     def walk(self, gradients: _Gradients | None) -> torch.Tensor:
         """Sums slice by slice; adds the gradients to `gradients`, if given."""
         places = torch.unique(torch.cat([depth.places for depth in self.depths]))
-        size = max(1, SLICE_BYTES // (_BYTES_PER_LOGIT * self.target.vocab_size))
+        size = max(1, self.slice_bytes // (_BYTES_PER_LOGIT * self.target.vocab_size))
         starts = places[::size].contiguous()
         bounds = [[*torch.searchsorted(depth.places, starts).tolist(), len(depth.places)] for depth in self.depths]
         total = torch.zeros((), device=places.device)

@@ -39,6 +39,9 @@ _DECAY_FROM = 0.6
 _JUDGED = 24
 # versions; candidates kept in the folder: the one that serves, the one before it, and the one in question
 _KEPT = 3
+# bytes; most that arrays of [positions, vocabulary] take together, beside what serves; 75 positions at a vocabulary of
+# 49,152, enough for dense matrix products
+_SLICE_BYTES = 128 << 20
 # seconds; between two looks at what has come
 _POLL_S = 0.5
 
@@ -73,6 +76,7 @@ class HeadLearner:
             raise SettingError(f"{settings.target} applies {weights.lm_head_extra} after its output head")
         self._lm_head, self._vocab_size = weights.lm_head, weights.vocab_size
         self._objective = load_objective(settings.head, weights)
+        self._objective.slice_bytes = _SLICE_BYTES
         self._num_features = len(self._objective.feature_layers) * weights.hidden_size
         self._served = self._state()
         self._throttle = Throttle(settings.share)

@@ -35,7 +35,7 @@ def slice_size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 
 def use_slices_of(num_positions: int, vocab_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sliced_loss, "SLICE_BYTES", num_positions * vocab_size * sliced_loss._BYTES_PER_LOGIT)
+    monkeypatch.setattr(Objective, "slice_bytes", num_positions * vocab_size * sliced_loss._BYTES_PER_LOGIT)
 
 
 class OneLinear(Objective):

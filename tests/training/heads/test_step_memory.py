@@ -16,7 +16,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from outrider.training.export import copy_files, write_model
-from outrider.training.heads.sliced_loss import SLICE_BYTES
+from outrider.training.heads.interface import SLICE_BYTES
 from tests.training.tiny import TOKENIZER_DIR
 
 HIDDEN_SIZE = 32
