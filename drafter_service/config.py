@@ -22,4 +22,9 @@ class DrafterConfig(MethodSettings, ServiceSettings):
         "Most sessions of a key, or of an address where no key is required; 0: only --max-num-seqs limits.",
         minimum=0,
     )
+    allow_draft_loading: bool = setting(
+        False,
+        "Whoever can call the drafter may have it load other weights (`outrider load-draft`); beyond loopback with "
+        "--tls-ca-file only.",
+    )
     drain_s: float = setting(10.0, "Seconds that running sessions may continue after SIGTERM.", minimum=0)

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from outrider.drafter_service.metrics import DrafterMetrics
 from outrider.drafting.methods.interface import DraftMethod
@@ -24,6 +25,8 @@ from outrider.shared.errors import InvalidRequest, OutriderError, Overloaded
 from outrider.shared.messages import DraftStep, HiddenStates, Proposal, ProposalReply, SessionSpec, Timings
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # share of the last batch's duration; longest wait of a batch for that batch's other sessions
 _PATIENCE_SHARE = 0.3
@@ -108,6 +111,10 @@ class DrafterEngine:
     def close(self, handle: int) -> None:
         """Frees everything the session holds; does nothing for an unknown session."""
         self._thread.command(lambda: self._close(handle))
+
+    def between_rounds(self, act: Callable[[], T]) -> T:
+        """Returns act(), called on the engine's thread between two batches; from any other thread."""
+        return self._thread.between_rounds(act)
 
     # ---- on the engine's thread ----
 

@@ -14,9 +14,10 @@ from outrider.drafter_service.tenants import Engine, Tenant, Tenants
 from outrider.drafting.session import OnReply
 from outrider.shared import rpc, wire
 from outrider.shared.errors import InvalidRequest, OutriderError
-from outrider.shared.messages import DrafterInfo, ProposalReply
-from outrider.shared.rpc_session import SessionHandlers, session_stream
+from outrider.shared.messages import DrafterInfo, DraftMethodInfo, ProposalReply
+from outrider.shared.rpc_session import SessionHandlers, loaded_draft, session_stream
 from outrider.shared.tracing import Attributes
+from outrider.v1 import common_pb2 as common_pb
 from outrider.v1 import drafter_pb2 as pb
 from outrider.v1 import drafter_pb2_grpc as pb_grpc
 
@@ -31,7 +32,10 @@ class DrafterServicer(pb_grpc.DrafterServicer):
         describe: Callable[[], DrafterInfo],
         tracer: Tracer | None = None,
         tenants: Tenants | None = None,
+        load_draft: Callable[[str], DraftMethodInfo] | None = None,
     ) -> None:
+        """load_draft: see drafting.methods.loading.DraftLoader; None: it is not allowed."""
+        self._load_draft = load_draft
         self._engine = engine
         self._describe = describe
         self._tracer = tracer
@@ -64,6 +68,11 @@ class DrafterServicer(pb_grpc.DrafterServicer):
     async def GetInfo(self, request: pb.GetDrafterInfoRequest, context: Any) -> pb.DrafterInfo:
         await self._identify(context)
         return wire.drafter_info_to_wire(self._describe())
+
+    async def LoadDraft(self, request: common_pb.LoadDraftRequest, context: Any) -> common_pb.DraftMethodInfo:
+        await self._identify(context)
+        info = await loaded_draft(self._load_draft, request.path, context)
+        return wire.to_message(common_pb.DraftMethodInfo(), info)
 
     async def _identify(self, context: Any) -> Tenant:
         try:

@@ -16,15 +16,18 @@ from outrider.drafter_service.metrics import DrafterMetrics
 from outrider.drafter_service.server import DrafterServicer
 from outrider.drafter_service.tenants import Tenants
 from outrider.drafting.methods.interface import DraftMethod
+from outrider.drafting.methods.loading import DraftLoader, DraftVersionMetrics, require_cpu
 from outrider.drafting.methods.registry import build_methods
+from outrider.drafting.methods.versions import VersionedMethod
 from outrider.drafting.warm_up import warm_up
+from outrider.engine.model.load import resolve_device
 from outrider.engine.model.local_model import local_model
 from outrider.engine.sampling.coupling import NOISE_VERSION
 from outrider.shared.api_keys import KeyRing
 from outrider.shared.checkpoint.tokenizer_digest import tokenizer_digest
 from outrider.shared.config import load_config
 from outrider.shared.messages import DrafterInfo
-from outrider.shared.service import ServedApi, serve_until_signal
+from outrider.shared.service import ServedApi, require_callers_known, serve_until_signal
 from outrider.shared.telemetry import setup_logging
 from outrider.shared.tracing.setup import tracing
 from outrider.shared.version import outrider_version
@@ -47,11 +50,15 @@ async def serve(argv: list[str]) -> None:
         epilog=EPILOG,
     )
     tls = config.tls()
+    if config.allow_draft_loading:
+        require_callers_known(config, "allow-draft-loading")
     ring = KeyRing(config.engine_keys_file, "engine-keys-file") if config.engine_keys_file else None
     config = with_folders(config)
     log = setup_logging("drafter", config.log_level, config.log_format)
     with tracing(config.otlp_traces_endpoint, "drafter") as tracer:
         registry = CollectorRegistry()
+        if config.allow_draft_loading:
+            require_cpu(resolve_device(config.device), "allow-draft-loading")
         with config.held_ports():
             methods = load_methods(config, log)
         metrics = DrafterMetrics(registry)
@@ -59,7 +66,10 @@ async def serve(argv: list[str]) -> None:
         metrics.watch(lambda: engine.num_sessions)
         digest = tokenizer_digest(vocabulary) if (vocabulary := vocabulary_folder(config)) else ""
         tenants = Tenants(ring, config.max_sessions_per_peer)
-        servicer = DrafterServicer(engine, lambda: describe(config, engine, digest), tracer, tenants)
+        load_draft = None
+        if config.allow_draft_loading:
+            load_draft = DraftLoader(config, methods, engine.between_rounds, DraftVersionMetrics(registry), log).load
+        servicer = DrafterServicer(engine, lambda: describe(config, engine, digest), tracer, tenants, load_draft)
         await serve_until_signal(
             ServedApi(
                 "drafter", "outrider.v1.Drafter", partial(drafter_pb2_grpc.add_DrafterServicer_to_server, servicer)
@@ -89,6 +99,8 @@ def load_methods(config: DrafterConfig, log: logging.Logger) -> dict[str, DraftM
             started = time.perf_counter()
             warm_up(method)
             log.info("%s is warm (%.1f s)", name, time.perf_counter() - started)
+            if config.allow_draft_loading:
+                methods[name] = VersionedMethod(method)
     return methods
 
 

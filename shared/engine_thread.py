@@ -9,7 +9,10 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
 
+T = TypeVar("T")
 Command = Callable[[], None]
 log = logging.getLogger(__name__)
 
@@ -50,6 +53,19 @@ class EngineThread:
         with self._wake:
             self._commands.append(command)
             self._wake.notify()
+
+    def between_rounds(self, act: Callable[[], T]) -> T:
+        """Returns act(), called on this thread between two works; from any other thread."""
+        done: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(act())
+            except Exception as error:
+                done.set_exception(error)
+
+        self.command(run)
+        return done.result()
 
     def _run(self) -> None:
         while True:

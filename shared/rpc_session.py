@@ -1,4 +1,4 @@
-"""One bidirectional stream per session: what the drafter's and the verifier's servicers share.
+"""One bidirectional stream per session, and LoadDraft: what the drafter's and the verifier's servicers share.
 
 The first message opens the session, each further one is a step. The end of the stream, for any reason, closes the
 session. An error ends only its own stream, with its status.
@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from outrider.shared import rpc
 from outrider.shared.errors import InvalidRequest
+from outrider.shared.messages import DraftMethodInfo
 
 RequestT = TypeVar("RequestT")
 ResultT = TypeVar("ResultT")
@@ -76,3 +77,13 @@ async def _read(
         replies.put_nowait(None)
     except Exception as error:
         replies.put_nowait(error)
+
+
+async def loaded_draft(load: Callable[[str], DraftMethodInfo] | None, path: str, context: Any) -> DraftMethodInfo:
+    """Answers LoadDraft by `load`, which may take long; None: this service was not started so that it may."""
+    try:
+        if load is None:
+            raise InvalidRequest("start the service with --allow-draft-loading to load drafts while it serves")
+        return await asyncio.to_thread(load, path)
+    except Exception as error:
+        await rpc.abort(context, error)

@@ -81,6 +81,15 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def require_callers_known(settings: ServiceSettings, option: str) -> None:
+    """Raises ConfigError for an option that lets callers change what is served, where anyone may call."""
+    if not (is_loopback(settings.host) or settings.tls_ca_file):
+        raise ConfigError(
+            f"--{option}: anyone may call {settings.host}; give --tls-ca-file, or listen on 127.0.0.1",
+            param=option.replace("-", "_"),
+        )
+
+
 async def serve_until_signal(
     api: ServedApi,
     settings: ServiceSettings,

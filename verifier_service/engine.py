@@ -14,7 +14,6 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -235,16 +234,7 @@ class VerifierEngine:
 
     def between_rounds(self, act: Callable[[], T]) -> T:
         """Returns act(), called on the engine's thread between two forwards; from any other thread."""
-        done: Future[T] = Future()
-
-        def run() -> None:
-            try:
-                done.set_result(act())
-            except Exception as error:
-                done.set_exception(error)
-
-        self._thread.command(run)
-        return done.result()
+        return self._thread.between_rounds(act)
 
     # ---- on the engine's thread ----
 

@@ -58,28 +58,12 @@ class VerifierMetrics:
         self._certificate = Gauge(
             "outrider:row_invariance_certificate", "1 if exact mode is certified.", registry=registry
         )
-        self._draft_version = Gauge(
-            "outrider:draft_version", "Version of a method's weights; 1: the first.", ["method"], registry=registry
-        )
-        self._draft_loads = Counter(
-            "outrider:draft_loads",
-            "Loads of weights for drafting, by outcome.",
-            ["outcome"],
-            registry=registry,
-        )
 
     def watch(self, num_sessions: Callable[[], int], num_waiting: Callable[[], int], blocks: BlockManager) -> None:
         """Exports gauges, read at every scrape on its thread. Cached blocks of no session are free, as in vLLM."""
         self._running.set_function(num_sessions)
         self._waiting.set_function(num_waiting)
         self._kv_usage.set_function(lambda: 1.0 - blocks.num_free_blocks / blocks.num_blocks)
-
-    def observe_draft_version(self, method: str, version: int) -> None:
-        self._draft_version.labels(method).set(version)
-
-    def count_draft_load(self, outcome: str) -> None:
-        """outcome: taken or refused."""
-        self._draft_loads.labels(outcome).inc()
 
     def observe_certificate(self, holds: bool) -> None:
         self._certificate.set(1 if holds else 0)

@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
-from outrider.shared import rpc, wire
+from outrider.shared import wire
 from outrider.shared.errors import InvalidRequest, Unavailable
 from outrider.shared.messages import Commit, DraftMethodInfo, VerifierInfo
-from outrider.shared.rpc_session import SessionHandlers, session_stream
+from outrider.shared.rpc_session import SessionHandlers, loaded_draft, session_stream
 from outrider.shared.tracing import Attributes
 from outrider.v1 import common_pb2 as common_pb
 from outrider.v1 import verifier_pb2 as pb
@@ -29,7 +29,7 @@ class VerifierServicer(pb_grpc.VerifierServicer):
         tracer: Tracer | None = None,
         load_draft: Callable[[str], DraftMethodInfo] | None = None,
     ) -> None:
-        """load_draft: see local_methods.DraftLoader; None: it is not allowed."""
+        """load_draft: see drafting.methods.loading.DraftLoader; None: it is not allowed."""
         self._engine = engine
         self._load_draft = load_draft
         self._describe = describe
@@ -52,13 +52,8 @@ class VerifierServicer(pb_grpc.VerifierServicer):
     async def GetInfo(self, request: pb.GetVerifierInfoRequest, context: Any) -> pb.VerifierInfo:
         return wire.verifier_info_to_wire(self._describe())
 
-    async def LoadDraft(self, request: pb.LoadDraftRequest, context: Any) -> common_pb.DraftMethodInfo:
-        try:
-            if self._load_draft is None:
-                raise InvalidRequest("start the verifier with --allow-draft-loading to load drafts while it serves")
-            info = await asyncio.to_thread(self._load_draft, request.path)
-        except Exception as error:
-            await rpc.abort(context, error)
+    async def LoadDraft(self, request: common_pb.LoadDraftRequest, context: Any) -> common_pb.DraftMethodInfo:
+        info = await loaded_draft(self._load_draft, request.path, context)
         return wire.to_message(common_pb.DraftMethodInfo(), info)
 
     async def _open(self, request: pb.VerifierRequest, on_reply: OnReply) -> int:

@@ -32,7 +32,7 @@ from outrider.shared.config import load_config
 from outrider.shared.errors import ConfigError
 from outrider.shared.machine.memory import give_back_freed_memory
 from outrider.shared.messages import CertificateCheck, RowInvarianceCertificate, VerifierInfo
-from outrider.shared.service import ServedApi, is_loopback, serve_until_signal
+from outrider.shared.service import ServedApi, require_callers_known, serve_until_signal
 from outrider.shared.telemetry import model_labels, setup_logging
 from outrider.shared.tracing.setup import tracing
 from outrider.shared.version import outrider_version
@@ -41,7 +41,7 @@ from outrider.verifier_service.config import VerifierConfig
 from outrider.verifier_service.engine import EngineLimits, VerifierEngine
 from outrider.verifier_service.learning.learner import Learner, build_learner, learned_head
 from outrider.verifier_service.learning.record import LearningRecord
-from outrider.verifier_service.local_methods import DraftLoader, build_local_methods
+from outrider.verifier_service.local_methods import build_local_methods, draft_loader
 from outrider.verifier_service.metrics import VerifierMetrics
 from outrider.verifier_service.server import VerifierServicer
 from outrider.verifier_service.timing.step_costs import measure_step_costs
@@ -82,11 +82,8 @@ def check_settings(config: VerifierConfig) -> None:
             raise ConfigError(
                 "--learn: not together with --allow-draft-loading, which changes heads too", param="learn"
             )
-    if config.allow_draft_loading and not (is_loopback(config.host) or config.tls_ca_file):
-        raise ConfigError(
-            f"--allow-draft-loading: anyone may call {config.host}; give --tls-ca-file, or listen on 127.0.0.1",
-            param="allow_draft_loading",
-        )
+    if config.allow_draft_loading:
+        require_callers_known(config, "allow-draft-loading")
 
 
 @contextmanager
@@ -249,7 +246,8 @@ async def serve(argv: list[str]) -> None:
             )
         give_back_freed_memory()  # what the checks and timings took: 100 MB for a target of 135 M parameters
         log.info("numerics: %s", numerics)
-        loader = DraftLoader(config, engine, log) if config.allow_draft_loading or config.learn != "off" else None
+        swaps = config.allow_draft_loading or config.learn != "off"
+        loader = draft_loader(config, engine, registry, log) if swaps else None
         load_draft = loader.load if loader is not None and config.allow_draft_loading else None
         learner = None
         if loader is not None and config.learn != "off":

@@ -1,4 +1,4 @@
-"""`outrider load-draft`: new weights for the drafting of verifiers that serve."""
+"""`outrider load-draft`: new weights for the drafting of verifiers and drafters that serve."""
 
 from __future__ import annotations
 
@@ -23,24 +23,26 @@ from outrider.client.cli.common import (
 )
 from outrider.shared.errors import InvalidRequest, Unavailable
 from outrider.shared.tls import client_tls
-from outrider.v1 import verifier_pb2, verifier_pb2_grpc
+from outrider.v1 import common_pb2, drafter_pb2_grpc, verifier_pb2_grpc
 
 # seconds; reading and warming a draft's weights, those of a model of some GB too
 _TIMEOUT_S = 600.0
 
-Verifiers = Annotated[str, typer.Option(help="Verifiers, comma-separated; empty: those of the running stack.")]
+Verifiers = Annotated[str, typer.Option(help="Verifiers, comma-separated. Without either: the running stack's.")]
+Drafters = Annotated[str, typer.Option(help="Drafters, comma-separated.")]
 
 
 def load_draft(
-    path: Annotated[str, typer.Argument(help="Folder of a head or draft model, on the verifiers' machines.")],
+    path: Annotated[str, typer.Argument(help="Folder of a head or draft model, on those services' machines.")],
     verifiers: Verifiers = "",
+    drafters: Drafters = "",
     tls_ca_file: TlsCaFile = "",
     tls_cert_file: TlsCertFile = "",
     tls_key_file: TlsKeyFile = "",
     run_dir: RunDir = DEFAULT_RUN_DIR,
     as_json: Json = False,
 ) -> None:
-    """Load other weights of the same shape for the drafting of verifiers that serve with --allow-draft-loading.
+    """Load other weights of the same shape into verifiers or drafters that serve with --allow-draft-loading.
 
     Requests that begin from then on are drafted for with them; no output depends on a draft.
 
@@ -48,27 +50,35 @@ def load_draft(
     """
     with clear_errors():
         access = Access(tls=client_tls(tls_cert_file, tls_key_file, tls_ca_file, setting="tls"))
-        addresses = [part for part in verifiers.split(",") if part]
-        addresses = addresses or running_stack(run_dir, "--verifiers").verifiers
+        services = [*_named("verifier", verifiers), *_named("drafter", drafters)]
+        if not services:
+            stack = running_stack(run_dir, "--verifiers")
+            kind = "drafter" if stack.drafters else "verifier"  # those that draft
+            services = [(kind, address) for address in stack.drafters or stack.verifiers]
         folder = str(Path(path).resolve()) if Path(path).exists() else path
-        loaded = [_load(access, address, folder) for address in addresses]
+        loaded = [_load(access, kind, address, folder) for kind, address in services]
         if as_json:
             print_json({"loaded": loaded})
             return
         for draft in loaded:
-            text = "{verifier} drafts with {method} ({model}), version {version}".format(**draft)
+            text = "{address} drafts with {method} ({model}), version {version}".format(**draft)
             console.print(text, markup=False, soft_wrap=True)
 
 
-def _load(access: Access, address: str, path: str) -> dict[str, Any]:
+def _named(kind: str, addresses: str) -> list[tuple[str, str]]:
+    return [(kind, address) for address in addresses.split(",") if address]
+
+
+def _load(access: Access, kind: str, address: str, path: str) -> dict[str, Any]:
     with access.channel(address) as channel:
-        stub = verifier_pb2_grpc.VerifierStub(channel)
+        is_drafter = kind == "drafter"
+        stub = drafter_pb2_grpc.DrafterStub(channel) if is_drafter else verifier_pb2_grpc.VerifierStub(channel)
         try:
-            info = stub.LoadDraft(verifier_pb2.LoadDraftRequest(path=path), timeout=_TIMEOUT_S)
+            info = stub.LoadDraft(common_pb2.LoadDraftRequest(path=path), timeout=_TIMEOUT_S)
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
                 raise InvalidRequest(f"{address}: {error.details()}") from None
             is_away = error.code() is grpc.StatusCode.UNAVAILABLE
-            advice = "no verifier answers there; give the gRPC addresses of verifiers" if is_away else error.details()
+            advice = f"no {kind} answers there; give the gRPC addresses of {kind}s" if is_away else error.details()
             raise Unavailable(f"{address}: {advice}") from None
-    return {"verifier": address, "method": info.name, "model": info.model, "version": info.version}
+    return {"kind": kind, "address": address, "method": info.name, "model": info.model, "version": info.version}

@@ -109,8 +109,7 @@ def up(
     """
     with clear_errors():
         verifier_args: tuple[str, ...] = () if kv_cache_dtype == "auto" else ("--kv-cache-dtype", kv_cache_dtype)
-        if allow_draft_loading:
-            verifier_args += ("--allow-draft-loading", "true")
+        drafter_args = ("--allow-draft-loading", "true") if allow_draft_loading else ()
         if learn != "off":
             verifier_args += ("--learn", learn, "--learn-share", str(learn_share))
             verifier_args += ("--learn-checkpoints", learn_checkpoints) if learn_checkpoints else ()

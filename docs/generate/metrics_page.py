@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from prometheus_client import CollectorRegistry
 
 from docs.generate.markdown import cell, code, table
 from outrider.drafter_service.metrics import DrafterMetrics
+from outrider.drafting.methods.loading import DraftVersionMetrics
 from outrider.gateway.metrics import GatewayMetrics
+from outrider.verifier_service.learning.record import LearningRecord
 from outrider.verifier_service.metrics import VerifierMetrics
 
 _INTRODUCTION = """# Metrics
@@ -23,10 +25,15 @@ the services; a Grafana dashboard that uses them is in `deploy/grafana/`.
 
 def registries() -> Mapping[str, CollectorRegistry]:
     """Per service, its metrics at zero."""
-    found = {}
-    for service, metrics in (("gateway", GatewayMetrics), ("verifier", VerifierMetrics), ("drafter", DrafterMetrics)):
-        found[service] = CollectorRegistry()
-        metrics(found[service])
+    parts: dict[str, tuple[Callable[[CollectorRegistry], object], ...]] = {
+        "gateway": (GatewayMetrics,),
+        "verifier": (VerifierMetrics, DraftVersionMetrics, LearningRecord),
+        "drafter": (DrafterMetrics, DraftVersionMetrics),
+    }
+    found = {service: CollectorRegistry() for service in parts}
+    for service, registry in found.items():
+        for metrics in parts[service]:
+            metrics(registry)
     return found
 
 

@@ -9,7 +9,7 @@ from collections import Counter
 import grpc.aio
 
 from outrider.shared import rpc
-from outrider.v1 import verifier_pb2, verifier_pb2_grpc
+from outrider.v1 import common_pb2, verifier_pb2_grpc
 from tests.chaos.fleet import Fleet, Part
 
 _WEIGHTS = {
@@ -97,7 +97,7 @@ class Storm:
         async with rpc.open_channel(f"{part.host}:{part.port}") as channel:
             stub = verifier_pb2_grpc.VerifierStub(channel)
             try:
-                await stub.LoadDraft(verifier_pb2.LoadDraftRequest(path=str(head)), timeout=120)
+                await stub.LoadDraft(common_pb2.LoadDraftRequest(path=str(head)), timeout=120)
             except grpc.aio.AioRpcError as error:
                 if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:  # sessions still have older versions
                     raise

@@ -98,6 +98,7 @@ LINES = {
     "load-draft": "Missing argument 'path'",
     "load-draft x --run-dir /nonexistent": "start one with `outrider up` or give --verifiers",
     "load-draft x --verifiers 127.0.0.1:{nobody}": "no verifier answers there; give the gRPC addresses of verifiers",
+    "load-draft x --drafters 127.0.0.1:{nobody}": "no drafter answers there; give the gRPC addresses of drafters",
     "key new": "Missing argument 'name'; `outrider key new --help` lists what there is",
     "certify": "Missing argument 'model'",
     "certify nowhere": "MODEL: nowhere does not exist",

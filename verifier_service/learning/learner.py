@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from outrider.drafting.methods.loading import DraftLoader
 from outrider.drafting.methods.registry import plan_methods
 from outrider.drafting.methods.versions import TrialResult
 from outrider.shared.errors import ConfigError, OutriderError
@@ -30,7 +31,6 @@ from outrider.verifier_service.config import VerifierConfig
 from outrider.verifier_service.engine import VerifierEngine
 from outrider.verifier_service.learning.record import LearningRecord
 from outrider.verifier_service.learning.tap import Tap
-from outrider.verifier_service.local_methods import DraftLoader
 
 # Kinds of heads that can be trained further (training.heads.registry.TRAINED_FURTHER; no import across services).
 _LEARNING = ("eagle3", "dspark", "dflash", "medusa")
@@ -39,7 +39,7 @@ _MOST_STARTS = 4
 # seconds; for the process to end by itself when its input has ended
 _END_S = 5.0
 
-# (folder, what to call with the trial's result) -> the version on trial (local_methods.DraftLoader.load).
+# (folder, what to call with the trial's result) -> the version on trial (DraftLoader.load).
 LoadDraft = Callable[[str, Callable[[TrialResult], None]], DraftMethodInfo]
 
 

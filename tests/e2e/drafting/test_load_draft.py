@@ -29,10 +29,11 @@ def answer(url: str) -> str:
     return str(httpx.post(f"{url}/v1/completions", json=body, timeout=300).raise_for_status().json()["choices"][0])
 
 
-@pytest.mark.parametrize("is_allowed", [True, False])
-def test_load_draft(is_allowed: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("is_allowed", "num_drafters"), [(True, 0), (True, 1), (False, 0), (False, 1)])
+def test_load_draft(is_allowed: bool, num_drafters: int, tmp_path: Path) -> None:
+    """In the verifier that drafts itself, and in a drafter."""
     port, run_dir = server_port(), ("--run-dir", str(tmp_path / "run"))
-    allowed = ("--allow-draft-loading",) if is_allowed else ()
+    allowed = ("--drafters", str(num_drafters), *(("--allow-draft-loading",) if is_allowed else ()))
     up = outrider("up", "--detach", "--draft-model", str(HEAD), "--port", str(port), *allowed, *run_dir)
     assert up.returncode == 0, up.stderr
     try:
@@ -51,6 +52,7 @@ def test_load_draft(is_allowed: bool, tmp_path: Path) -> None:
         assert refused.returncode == 2
         assert "methods with weights here: eagle3" in refused.stderr
         fleet = json.loads(outrider("status", "--json", *run_dir).stdout)["fleet"]
-        assert {"name": "eagle3", "model": "other", "version": 2} in fleet["verifiers"][0]["methods"]
+        drafting = fleet["drafters" if num_drafters else "verifiers"]
+        assert {"name": "eagle3", "model": "other", "version": 2} in drafting[0]["methods"]
     finally:
         outrider("down", *run_dir)

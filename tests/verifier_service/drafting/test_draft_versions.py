@@ -13,13 +13,14 @@ import pytest
 
 from outrider.drafting.checkpoints.recognise import recognise
 from outrider.drafting.methods.interface import DraftMethod
+from outrider.drafting.methods.loading import DraftLoader
 from outrider.drafting.methods.versions import VersionedMethod
 from outrider.drafting.session import DraftSession
 from outrider.shared.errors import InvalidRequest, Overloaded
 from outrider.shared.messages import LocalDrafts, Proposal, SessionSpec
 from outrider.shared.sampling_params import SamplingParams, SpeculationMode
 from outrider.verifier_service.config import VerifierConfig
-from outrider.verifier_service.local_methods import DraftLoader, build_local_methods
+from outrider.verifier_service.local_methods import build_local_methods, draft_loader
 from tests.grid.driver import Driver, Session
 from tests.grid.heads import save_random_head
 from tests.grid.models import GridModel
@@ -199,7 +200,7 @@ def serving(pools: Pools, drafts: Drafts) -> Iterator[Serving]:
     folder = drafts.first["eagle3"]
     method = versioned(pools, folder)
     pool = pools.start(CHUNKS["chunk16"], ROOMY_BLOCKS, {"eagle3": method})
-    yield Serving(pool, DraftLoader(config_of(pools, folder), pool.engine, logging.getLogger()), method)
+    yield Serving(pool, draft_loader(config_of(pools, folder), pool.engine, pool.registry, logging.getLogger()), method)
     pool.engine.stop()
 
 

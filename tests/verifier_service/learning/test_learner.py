@@ -22,7 +22,7 @@ from outrider.shared.sampling_params import SamplingParams, SpeculationMode
 from outrider.verifier_service.config import VerifierConfig
 from outrider.verifier_service.learning.learner import Learner, LearnerSettings
 from outrider.verifier_service.learning.record import LearningRecord
-from outrider.verifier_service.local_methods import DraftLoader, build_local_methods
+from outrider.verifier_service.local_methods import build_local_methods, draft_loader
 from tests.grid.driver import Driver, Session
 from tests.grid.heads import save_random_head
 from tests.grid.pools import CHUNKS, ROOMY_BLOCKS, Pool, Pools
@@ -103,7 +103,7 @@ def serving(pools: Pools, heads: dict[str, Path], script: str, folder: Path) -> 
     record = LearningRecord(pool.registry)
     tap = engine.tap_for(layers, record.count_tokens)
     settings = LearnerSettings(str(heads["first"]), pools.target.path, str(folder), 1.0, 1000, 16, "float32", 64)
-    loader = DraftLoader(config, engine, logging.getLogger())
+    loader = draft_loader(config, engine, pool.registry, logging.getLogger())
     command = (sys.executable, "-c", PRELUDE + script)
     learner = Learner(settings, tap, loader.load, record, logging.getLogger(), command)
     learner.start()
