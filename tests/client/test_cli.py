@@ -291,7 +291,7 @@ def test_the_demo_answers_questions(run_dir: Path) -> None:
     port, grpc_port = free_ports()
     done = run("demo", "--once", "--run-dir", str(run_dir), "--port", port, "--grpc-port", grpc_port)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "sleep" in done.stdout.partition(CHAT.questions[-1].text)[2].lower(), "an answer about sleep"
+    assert "light" in done.stdout.partition(CHAT.questions[-1].text)[2].lower(), "an answer about rainbows"
     check_demo(CHAT, done.stdout)
 
 
