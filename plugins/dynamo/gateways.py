@@ -28,7 +28,7 @@ API_KEY_VARIABLE = "OUTRIDER_API_KEY"
 _CONNECT_S, _SILENT_S = 5.0, 300.0
 # seconds; between two tries, doubled from the first to the longest
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
-# bytes; of a line, which holds the ids of a prompt: a million of seven digits
+# bytes; of a line, or of an answer that is no stream; a line holds the ids of a prompt: a million of seven digits
 _MAX_LINE_BYTES = 16 * 2**20
 # HTTP status of a gateway that may serve the same request in a moment, or where another one may
 _TRY_AGAIN = (502, 503, 504)
@@ -108,9 +108,11 @@ class Gateways:
         try:
             fleet = await self._json(next(self._in_turn()), "/fleet")
             views = [view for view in fleet["verifiers"] if view["healthy"]]
-            sums = (sum(view[name] for view in views) for name in ("num_blocks", "num_free_blocks", "max_sessions"))
-            return Capacity(max(view["block_size"] for view in views), *sums)
-        except (httpx.HTTPError, OutriderError, LookupError, TypeError, ValueError):
+            sums = (
+                sum(int(view[name]) for view in views) for name in ("num_blocks", "num_free_blocks", "max_sessions")
+            )
+            return Capacity(max(int(view["block_size"]) for view in views), *sums)
+        except (httpx.HTTPError, OutriderError, LookupError, RecursionError, TypeError, ValueError):
             return None
 
     async def events(self, body: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
@@ -140,10 +142,11 @@ class Gateways:
         return itertools.cycle(self._urls[first:] + self._urls[:first])
 
     async def _json(self, url: str, path: str) -> Any:
-        response = await self._client.get(url + path, timeout=_CONNECT_S)
-        if response.status_code != 200:
-            raise _refusal(response.status_code, response.content)
-        return response.json()
+        async with self._client.stream("GET", url + path, timeout=_CONNECT_S) as response:
+            body = await _whole(response)
+            if response.status_code != 200:
+                raise _refusal(response.status_code, body)
+            return json.loads(body)
 
     async def _connection(
         self, url: str, body: Mapping[str, Any], position: _Position
@@ -151,7 +154,7 @@ class Gateways:
         """Yields the events behind the position until the end of the answer."""
         async with self._request(url, body, position) as response:
             if response.status_code != 200:
-                raise _refusal(response.status_code, await _start_of(response))
+                raise _refusal(response.status_code, await _whole(response))
             event_id = position.last_id
             async for line in _lines(response):
                 field, _, value = line.partition(b": ")
@@ -192,10 +195,13 @@ async def _lines(response: httpx.Response) -> AsyncGenerator[bytes, None]:
             raise InternalError("a line of the gateway's stream is too long")
 
 
-async def _start_of(response: httpx.Response) -> bytes:
+async def _whole(response: httpx.Response) -> bytes:
+    data = b""
     async for piece in response.aiter_bytes():
-        return piece
-    return b""
+        data += piece
+        if len(data) > _MAX_LINE_BYTES:
+            raise InternalError("the gateway's answer is too long")
+    return data
 
 
 def _event(data: bytes) -> dict[str, Any]:

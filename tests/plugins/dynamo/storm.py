@@ -2,8 +2,8 @@
 
     python -m tests.plugins.dynamo --kills 100          # where ai-dynamo and Outrider are both installed
 
-At temperature 1 with seeds: plain, with penalties, chats with tools, and chats that must call one. The last kind has a
-grammar, and Dynamo migrates none: when its worker dies, the client asks again by the same id until a worker is found.
+At temperature 1 with seeds: plain, with penalties, chats with tools, chats that must call one, and by a grammar. Of the
+last two Dynamo migrates none: when their worker dies, the client asks again by the same id until a worker is found.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _TOOL = {
     "name": "move",
     "parameters": {
         "type": "object",
-        "properties": {"steps": {"type": "array", "items": {"type": "integer"}}, "way": {"enum": ["up", "down"]}},
-        "required": ["steps", "way"],
+        "properties": {"steps": {"type": "array", "items": {"enum": [1, 2, 3]}, "minItems": 9, "maxItems": 12}},
+        "required": ["steps"],
         "additionalProperties": False,
     },
 }
@@ -56,21 +56,23 @@ class Report:
 
 
 def body_of(number: int) -> dict[str, Any]:
-    """Requests of four kinds in turn."""
+    """Requests of five kinds in turn."""
     body: dict[str, Any] = {"model": MODEL, "max_tokens": NUM_TOKENS, "temperature": 1, "seed": number, "stream": True}
-    prompt = _CODE[number % len(_CODE)]
-    match number % 4:
-        case 0:
-            return {**body, "prompt": prompt}
-        case 1:
-            penalties = {"presence_penalty": 0.5, "frequency_penalty": 0.3, "repetition_penalty": 1.1, "top_p": 0.95}
-            return {**body, **penalties, "prompt": prompt}
+    prompt = _CODE[number // 5 % len(_CODE)]
     chat = {**body, "messages": [{"role": "user", "content": prompt}], "tools": _TOOLS}
-    return chat if number % 4 == 2 else {**chat, "tool_choice": "required"}
+    penalties = {"presence_penalty": 0.5, "frequency_penalty": 0.3, "repetition_penalty": 1.1, "top_p": 0.95}
+    return (
+        {**body, "prompt": prompt},
+        {**body, **penalties, "prompt": prompt},
+        chat,
+        # The demo model would fill the call with white space.
+        {**chat, "tool_choice": "required", "frequency_penalty": 2},
+        {**body, "prompt": prompt, "guided_regex": "([a-z]{1,9} )+END"},
+    )[number % 5]
 
 
 def has_grammar(body: dict[str, Any]) -> bool:
-    return body.get("tool_choice") == "required"
+    return "tool_choice" in body or "guided_regex" in body
 
 
 @dataclass
@@ -98,7 +100,7 @@ class Stream:
 
 
 class Storm:
-    def __init__(self, fleet: DynamoFleet, num_kills: int, num_requests: int = 20) -> None:
+    def __init__(self, fleet: DynamoFleet, num_kills: int, num_requests: int = 25) -> None:
         self._fleet = fleet
         self._num_kills = num_kills
         self._bodies = [body_of(number) for number in range(num_requests)]

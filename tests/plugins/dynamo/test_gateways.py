@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from importlib.metadata import distribution
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +20,7 @@ from outrider.plugins.dynamo.gateways import Gateways
 from outrider.shared.errors import InvalidRequest, OutriderError, Unavailable
 from tests.ports import nobodys_port
 
+ROOT = Path(__file__).parents[3]
 BODY: dict[str, Any] = {"prompt": [1, 2], "request_id": "a"}
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
 FIRST = b'id: cmpl-a:1\ndata: {"choices":[{"token_ids":[5]}]}\n\n'
@@ -133,10 +139,43 @@ async def test_what_is_no_json_is_refused_before_it_is_sent() -> None:
     await gateways.close()
 
 
-@pytest.mark.parametrize("answer", [b"[]", b"{}", b'{"verifiers": [{"healthy": true}]}', b'{"verifiers": []}', b"x"])
-async def test_a_fleet_that_tells_nothing_has_no_capacity(answer: bytes) -> None:
+VERIFIER = {"healthy": True, "block_size": 16, "num_blocks": 9, "num_free_blocks": 4, "max_sessions": 2}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *(b"[]", b"{}", b"x", b"[" * 60_000, b"x" * 70_000),
+        *(json.dumps({"verifiers": views}).encode() for views in ([], [{"healthy": True}], 7, [7])),
+        json.dumps({"verifiers": [{**VERIFIER, "num_blocks": [1]}]}).encode(),
+    ],
+)
+async def test_a_fleet_that_tells_nothing_has_no_capacity(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MAX_LINE_BYTES", 65_536)
     head = f"HTTP/1.1 200 OK\r\ncontent-length: {len(answer)}\r\nconnection: close\r\n\r\n".encode()
     async with peer(head + answer) as one:
         gateways = Gateways([one.address])
         assert await gateways.capacity() is None
         await gateways.close()
+
+
+async def test_a_fleet_s_capacity_is_of_the_verifiers_that_serve() -> None:
+    body = json.dumps({"verifiers": [VERIFIER, VERIFIER, {**VERIFIER, "healthy": False}]}).encode()
+    async with peer(f"HTTP/1.1 200 OK\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body) as one:
+        gateways = Gateways([one.address])
+        assert await gateways.capacity() == module.Capacity(16, 18, 8, 4)
+        await gateways.close()
+
+
+def test_they_need_httpx_only() -> None:
+    """Of Outrider the errors alone, and no generated code: what the wheel for Dynamo's workers has."""
+    code = "import sys, outrider.plugins.dynamo.gateways, outrider.plugins.dynamo.request; print(*sys.modules)"
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120, check=True
+    )
+    loaded = set(run.stdout.split())
+    assert {name for name in loaded if name.startswith("outrider.shared.")} == {"outrider.shared.errors"}
+    names = {re.split(r"[^\w-]", entry)[0].replace("-", "_") for entry in distribution("outrider").requires or []}
+    others = names - {"outrider", "httpx", "rich", "setuptools"}  # httpx loads rich where it is there
+    assert {"grpcio", "numpy", "redis", "torch", "transformers"} <= others
+    assert loaded & {*others, "grpc", "google.protobuf", "outrider.v1", "uvloop"} == set()

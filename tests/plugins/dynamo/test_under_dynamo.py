@@ -103,7 +103,7 @@ async def test_a_client_that_leaves_frees_its_session(fleet: DynamoFleet, dynamo
 
 @pytest.mark.storm
 async def test_no_text_changes_when_workers_gateways_and_verifiers_die(fleet: DynamoFleet) -> None:
-    report = await Storm(fleet, num_kills=7, num_requests=8).run()
+    report = await Storm(fleet, num_kills=7, num_requests=10).run()
     assert report.different == []
     assert report.failed == []
     assert report.kills == {"worker": 3, "gateway": 3, "verifier": 1}
