@@ -65,7 +65,7 @@ def body_of(number: int) -> dict[str, Any]:
         {**body, "prompt": prompt},
         {**body, **penalties, "prompt": prompt},
         chat,
-        # The demo model would fill the call with white space.
+        # The demo model would fill the call with white space alone.
         {**chat, "tool_choice": "required", "frequency_penalty": 2},
         {**body, "prompt": prompt, "guided_regex": "([a-z]{1,9} )+END"},
     )[number % 5]
@@ -104,15 +104,15 @@ class Storm:
         self._fleet = fleet
         self._num_kills = num_kills
         self._bodies = [body_of(number) for number in range(num_requests)]
-        self._client = httpx.AsyncClient(base_url=fleet.frontend_url, timeout=300)
+        self.client = httpx.AsyncClient(base_url=fleet.frontend_url, timeout=300)
         self._seen: dict[asyncio.Task[Any] | None, Stream] = {}
         self._kinds_struck: dict[asyncio.Task[Any] | None, set[str]] = {}
         self._error = ""
         self.report = Report()
 
     async def run(self) -> Report:
-        async with self._client:
-            references = [await self._answer(body, str(uuid.uuid4())) for body in self._bodies]
+        async with self.client:
+            references = [await self.answer(body, str(uuid.uuid4())) for body in self._bodies]
             assert all(references), "an undisturbed request fails"
             began = time.monotonic()
             numbers, is_over = itertools.count(), asyncio.Event()
@@ -149,27 +149,27 @@ class Storm:
 
     async def _compared(self, number: int, reference: str) -> None:
         body, request_id = self._bodies[number], str(uuid.uuid4())
-        said = await self._answer(body, request_id)
+        said = await self.answer(body, request_id)
         for _ in range(_MOST_TRIES if has_grammar(body) else 0):
             if said:
                 break
             self.report.asked_again += 1
             await asyncio.sleep(_PAUSE_S)
-            said = await self._answer(body, request_id)
+            said = await self.answer(body, request_id)
         self.report.num_texts += 1
         if not said:
             self.report.failed.append(f"request {number}: {self._error}")
         elif said != reference:
             self.report.different.append(f"request {number}: {said!r} for {reference!r}")
 
-    async def _answer(self, body: dict[str, Any], request_id: str) -> str:
+    async def answer(self, body: dict[str, Any], request_id: str) -> str:
         """All that was said; empty if it has no end."""
         task, stream = asyncio.current_task(), Stream()
         self._seen[task], self._kinds_struck[task] = stream, set()
         path = "/v1/completions" if "prompt" in body else "/v1/chat/completions"
         try:
             headers = {"x-dynamo-request-id": request_id}
-            async with self._client.stream("POST", path, json=body, headers=headers) as response:
+            async with self.client.stream("POST", path, json=body, headers=headers) as response:
                 if response.status_code != 200:
                     self._error = (await response.aread()).decode()
                     return ""
@@ -190,6 +190,6 @@ class Storm:
         return stream.said if stream.finish else ""
 
     async def _migrations(self) -> int:
-        text = (await self._client.get("/metrics")).text
+        text = (await self.client.get("/metrics")).text
         lines = [line for line in text.splitlines() if "migration_total" in line and not line.startswith("#")]
         return int(sum(float(line.rpartition(" ")[2]) for line in lines))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import json
+import re
+import uuid
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -70,11 +73,15 @@ async def test_dynamo_says_what_the_gateway_says(
     assert through["usage"]["prompt_tokens"] == direct["usage"]["prompt_tokens"]
 
 
-async def test_grammars_and_forced_calls(dynamo: httpx.AsyncClient) -> None:
-    assert set((await completed(dynamo, guided_regex="[ab]{5}"))["choices"][0]["text"]) <= {"a", "b"}
-    answer = await dynamo.post("/v1/chat/completions", json={**body_of(3), "stream": False})
-    [call] = answer.json()["choices"][0]["message"]["tool_calls"]
-    assert call["function"]["name"] == "move"
+async def test_grammars_and_forced_calls(fleet: DynamoFleet, dynamo: httpx.AsyncClient) -> None:
+    text = (await completed(dynamo, guided_regex="[ab]{5}"))["choices"][0]["text"]
+    assert re.fullmatch("[ab]{5}", text)
+    client = Storm(fleet, num_kills=0)
+    async with client.client:
+        _text, calls, _finish = json.loads(await client.answer(body_of(3), str(uuid.uuid4())))
+    name, arguments = calls["0"]
+    assert name == "move"
+    assert re.match(r'\{\s*"steps":\s*\[', arguments)
 
 
 @pytest.mark.parametrize(
