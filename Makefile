@@ -145,7 +145,7 @@ test-storms: setup ## the tests that make test leaves out: chaos, fuzz, soak, th
 chaos: setup ## random crashes, pauses and cut connections under load; REQUESTS=1000
 	$(BIN)/python -m tests.chaos --requests $(REQUESTS)
 
-wheels: setup ## build dist/outrider-*.whl, dist/outrider_client-*.whl and dist/outrider_audit-*.whl
+wheels: setup ## build dist/outrider-*.whl, and those of client, audit, vllm and dynamo
 	$(BIN)/python deploy/packaging/build_wheels.py dist
 
 .PHONY: release

@@ -1,12 +1,12 @@
-"""Builds the wheels: `outrider` (everything), `outrider-client` (no torch), `outrider-audit` and `outrider-vllm`.
+"""Builds the wheels: `outrider` (everything), `outrider-client` (no torch), `outrider-audit`, -vllm and -dynamo.
 
     python deploy/packaging/build_wheels.py dist        # after `make protos`: the generated code goes into the wheels
 
 All come from the one pyproject.toml: one version, and the client's dependencies are a part of the server's. The audit's
 is the folder `client/audit` alone, as the package `outrider_audit`. `outrider-vllm` is what vLLM loads; it has no
-generated code, so its dependencies are as old as vLLM's. Each is built from a copy with what users need: the
-generated code refuses runtimes older than its generator, so the wheels that have it ask for the versions that it
-names. Not here: installing them (try_wheel.sh, test_client_wheel.py).
+generated code, so its dependencies are as old as vLLM's. `outrider-dynamo` is a worker of NVIDIA Dynamo. Each is built
+from a copy with what users need: the generated code refuses runtimes older than its generator, so the wheels that have
+it ask for the versions that it names. Not here: installing them (try_wheel.sh, test_client_wheel.py).
 """
 
 from __future__ import annotations
@@ -31,11 +31,22 @@ AUDIT_DESCRIPTION = "Tests over HTTP whether a server's speculative decoding cha
 AUDIT_NEEDS = {"httpx", "numpy"}
 VLLM_DESCRIPTION = "Outrider's drafters for vLLM: a proposer that asks them over gRPC"
 VLLM_PARTS = (
-    *("__init__.py", "py.typed", "vllm.py", "transformers.py", "plugins", "v1/descriptors.binpb"),
+    *("__init__.py", "py.typed", "vllm.py", "transformers.py", "v1/descriptors.binpb"),
+    *(f"plugins/{path.name}" for path in sorted((ROOT / "plugins").glob("*.py"))),
     *("shared/__init__.py", "shared/checkpoint/__init__.py", "shared/checkpoint/tokenizer_digest.py"),
 )
 # The oldest that it was run with; vLLM pins its own.
 VLLM_NEEDS = ["grpcio>=1.66,<2", "numpy>=1.26,<3", "protobuf>=5.29.6,<8"]
+DYNAMO_DESCRIPTION = "Outrider as a worker of NVIDIA Dynamo: its requests go to a gateway, and go on there when it dies"
+DYNAMO_PARTS = (
+    "__init__.py",
+    "py.typed",
+    "plugins/__init__.py",
+    "plugins/dynamo",
+    "shared/__init__.py",
+    "shared/errors.py",
+)
+DYNAMO_NEEDS = {"httpx"}
 _IGNORED = shutil.ignore_patterns("__pycache__", "*.py[co]", "*.nb[ci]", "node_modules", "web")
 _GRPC = re.compile(r"^GRPC_GENERATED_VERSION = '([\d.]+)'$", re.MULTILINE)
 _PROTOBUF = re.compile(r"^# Protobuf Python Version: ([\d.]+)$", re.MULTILINE)
@@ -84,9 +95,9 @@ def audit_project(project: Mapping[str, Any]) -> dict[str, Any]:
     return {**kept, **named}
 
 
-def vllm_project(project: Mapping[str, Any]) -> dict[str, Any]:
+def plugin_project(project: Mapping[str, Any], name: str, description: str, needs: list[str]) -> dict[str, Any]:
     kept = {name: value for name, value in project.items() if name not in ("optional-dependencies", "scripts")}
-    return {**kept, "name": "outrider-vllm", "description": VLLM_DESCRIPTION, "dependencies": VLLM_NEEDS}
+    return {**kept, "name": name, "description": description, "dependencies": needs}
 
 
 def toml_tables(project: Mapping[str, Any]) -> str:
@@ -128,14 +139,16 @@ def build_from(project: Mapping[str, Any], sources: Mapping[Path, str], target: 
 
 
 def main(target: Path) -> None:
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     floors = generated_with()
     everything = [entry.name for entry in (ROOT / "outrider").iterdir() if entry.name != "__pycache__"]
-    build(server_project(settings["project"]), everything, floors, target)
-    build(client_project(settings["project"]), CLIENT_PARTS, floors, target)
-    build(vllm_project(settings["project"]), VLLM_PARTS, {}, target)
+    build(server_project(project), everything, floors, target)
+    build(client_project(project), CLIENT_PARTS, floors, target)
+    build(plugin_project(project, "outrider-vllm", VLLM_DESCRIPTION, VLLM_NEEDS), VLLM_PARTS, {}, target)
+    dynamo_needs = [entry for entry in project["dependencies"] if distribution(entry) in DYNAMO_NEEDS]
+    build(plugin_project(project, "outrider-dynamo", DYNAMO_DESCRIPTION, dynamo_needs), DYNAMO_PARTS, {}, target)
     audit = {ROOT / "client/audit": "outrider_audit", ROOT / "docs/auditing.md": "README.md"}
-    build_from(audit_project(settings["project"]), audit, target)
+    build_from(audit_project(project), audit, target)
 
 
 if __name__ == "__main__":

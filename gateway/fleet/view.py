@@ -39,6 +39,7 @@ class VerifierView(TypedDict):
     num_waiting: int
     num_blocks: int
     num_free_blocks: int
+    block_size: int
     numerics: str
     methods: list[MethodView]
     learning: dict[str, int | float | str] | None
@@ -113,6 +114,7 @@ def _verifier(member: Member[VerifierInfo]) -> VerifierView:
         "num_waiting": info.num_waiting if info else 0,
         "num_blocks": info.num_blocks if info else 0,
         "num_free_blocks": info.num_free_blocks if info else 0,
+        "block_size": info.block_size if info else 0,
         "numerics": info.numerics if info else "",
         "methods": _methods(info.local_methods if info else ()),
         "learning": dataclasses.asdict(info.learning) if info and info.learning else None,

@@ -14,6 +14,7 @@ import yaml
 from docs.generate.cli_page import command_tree
 from docs.generate.config_page import SERVICES
 from docs.generate.rest_page import openapi_document
+from outrider.plugins.dynamo.options import parser as dynamo_parser
 from tests.docs.blocks import ROOT
 
 # Of other projects: shown beside ours on the pages for their users, or what everybody has.
@@ -51,8 +52,9 @@ def is_command(code: str) -> bool:
 
 @cache
 def known_flags() -> frozenset[str]:
-    """Every option of the services and of `outrider`."""
+    """Every option of the services, of `outrider` and of Dynamo's worker."""
     flags = {"--help"}
+    flags.update(option for action in dynamo_parser()._actions for option in action.option_strings)
     for _, config in SERVICES:
         for field in config.__dataclass_fields__:
             flags |= {f"--{field.replace('_', '-')}", f"--no-{field.replace('_', '-')}"}

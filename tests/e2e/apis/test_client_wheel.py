@@ -58,7 +58,7 @@ def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_one_version_and_no_heavy_needs(wheels: dict[str, Path]) -> None:
-    assert wheels.keys() == {"outrider", "outrider-client", "outrider-audit", "outrider-vllm"}
+    assert wheels.keys() == {"outrider", "outrider-client", "outrider-audit", "outrider-vllm", "outrider-dynamo"}
     found = {name: metadata_of(wheel) for name, wheel in wheels.items()}
     assert {entry["Version"] for entry in found.values()} == {outrider_version()}
     needs = found["outrider-client"].get_all("Requires-Dist") or []
@@ -68,6 +68,8 @@ def test_one_version_and_no_heavy_needs(wheels: dict[str, Path]) -> None:
     assert {re.split(r"[^\w-]", need)[0] for need in audit} == {"httpx", "numpy"}
     vllm = found.pop("outrider-vllm").get_all("Requires-Dist") or []
     assert {re.split(r"[^\w-]", need)[0] for need in vllm} == {"grpcio", "numpy", "protobuf"}
+    dynamo = found.pop("outrider-dynamo").get_all("Requires-Dist") or []
+    assert {re.split(r"[^\w-]", need)[0] for need in dynamo} == {"httpx"}
     # Generated code refuses an older runtime, so the wheels that have it must not accept one.
     for entry in found.values():
         [need] = [need for need in entry.get_all("Requires-Dist") or [] if re.match(r"grpcio[<>]", need)]
@@ -84,7 +86,11 @@ def test_contents(wheels: dict[str, Path]) -> None:
             continue
         if name == "outrider-vllm":
             assert {"outrider/vllm.py", "outrider/plugins/vllm.py", "outrider/v1/descriptors.binpb"} <= set(names)
-            assert not [entry for entry in names if "_pb2" in entry or "client" in entry]
+            assert not [entry for entry in names if "_pb2" in entry or "client" in entry or "dynamo" in entry]
+            continue
+        if name == "outrider-dynamo":
+            assert "outrider/plugins/dynamo/__main__.py" in names
+            assert not [entry for entry in names if "_pb2" in entry or "vllm" in entry or "client" in entry]
             continue
         assert {"outrider/v1/gateway_pb2.py", "outrider/py.typed"} <= set(names)
         assert not [entry for entry in names if entry.endswith(".pyc") or "node_modules" in entry]

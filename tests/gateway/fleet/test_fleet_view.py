@@ -66,6 +66,7 @@ async def test_members_that_answer(channel: grpc.aio.Channel) -> None:
                 "num_waiting": 1,
                 "num_blocks": 100,
                 "num_free_blocks": 60,
+                "block_size": 16,
                 "numerics": "bfloat16/cpu/cpu/tp1/00",
                 "methods": [{"name": "suffix", "model": "", "version": 0}],
                 "learning": {
