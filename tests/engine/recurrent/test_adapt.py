@@ -136,7 +136,7 @@ def test_a_forward_without_states_says_so(qwen: Path) -> None:
             runner.forward(each)
 
 
-def test_jambas_mixer_takes_what_its_layer_was_given_and_nothing_older(
+def test_a_mixer_takes_what_its_model_was_given_and_nothing_older(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = load_model(str(save_tiny_model(*HYBRIDS["jamba"], tmp_path)))
@@ -149,5 +149,5 @@ def test_jambas_mixer_takes_what_its_layer_was_given_and_nothing_older(
     monkeypatch.setattr(layer.feed_forward, "forward", fail)
     with pytest.raises(RuntimeError, match="a failing layer"):
         runner.forward(build_batch([SessionRows([5], 0, [0], 1, state=StateRows(None, (), 0, 1))], 16))
-    with pytest.raises(EngineError, match="called outside its decoder layer"):
+    with pytest.raises(EngineError, match="called outside its model"):
         layer.mamba(torch.zeros(1, 1, loaded.hidden_size))
