@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from outrider.engine.attention.passing_on import pass_on
 from outrider.engine.errors import ModelRefused
 from outrider.engine.model.lean import lean_check
+from outrider.engine.model.own_attention.passing_on import pass_on
 from outrider.engine.recurrent.kernels import RecurrentKernels, resolve_recurrent_kernels
 from outrider.engine.recurrent.mixers import gated_delta, mamba1, mamba2, short_conv
 from outrider.engine.recurrent.mixers.mixer import RecurrentMixer

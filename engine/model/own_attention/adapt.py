@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from outrider.engine.attention.layer import ATTENTION_NAME, paged_attention_hook
-from outrider.engine.attention.passing_on import pass_on
 from outrider.engine.errors import ModelRefused
 from outrider.engine.model.own_attention.alibi import add_positions
+from outrider.engine.model.own_attention.passing_on import pass_on
 
 # By model_type: classes that transformers does not mark as supporting other attention functions.
 TYPES = frozenset({"biogpt", "bloom", "codegen", "falcon", "gpt_neo", "gptj", "mpt", "nemotron", "stablelm", "zamba2"})
