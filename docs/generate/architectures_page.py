@@ -27,9 +27,9 @@ _SECTIONS = {
 _INTRODUCTION = """# Architectures
 
 Model code is transformers' own ({version}). A checkpoint is served if its class passes the checks at load: the
-attention of every layer goes through transformers' interface, once, with what the kernels need to know. The recurrent
-layers of hybrids must be known: a mixer of ours takes their place, and must compute the same
-([architecture](architecture.md#recurrent-layers)). Latent attention caches its latents
+attention of every layer goes through transformers' interface, once, with what the kernels need to know, or is one of
+those that `engine/model/own_attention` knows. Recurrent layers must be known: a mixer of ours takes their place, and
+must compute the same ([architecture](architecture.md#recurrent-layers)). Latent attention caches its latents
 ([architecture](architecture.md#latent-attention)). On a GPU the certificate
 decides about exact mode; `outrider certify` shows it.
 

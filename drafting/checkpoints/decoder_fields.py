@@ -31,6 +31,8 @@ _OPTIONAL_ROPE_NUMBERS = (
 )
 _LATENT_SIZES = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 MAX_HEAD_DIM = 4096
+# elements; least width of keys, values and latents that the CPU kernel loads
+_MIN_LATENT_DIM = 16
 
 
 @dataclass(frozen=True)
@@ -124,8 +126,13 @@ def read_decoder(
 
 
 def _latent_sizes(config: ConfigFields) -> LatentSizes:
+    least = dict.fromkeys(("kv_lora_rank", "v_head_dim"), _MIN_LATENT_DIM)
+    sizes = {name: config.integer(name, minimum=least.get(name, 1), maximum=MAX_HEAD_DIM) for name in _LATENT_SIZES}
+    if sizes["qk_nope_head_dim"] + sizes["qk_rope_head_dim"] < _MIN_LATENT_DIM:
+        wanted = f"at least {_MIN_LATENT_DIM} with qk_rope_head_dim, {sizes['qk_rope_head_dim']}"
+        raise config.refused("qk_nope_head_dim", sizes["qk_nope_head_dim"], wanted)
     return LatentSizes(
-        **{name: config.integer(name, maximum=MAX_HEAD_DIM) for name in _LATENT_SIZES},
+        **sizes,
         q_lora_rank=None if config.get("q_lora_rank") is None else config.integer("q_lora_rank"),
         rope_interleave=config.flag("rope_interleave", True),
     )

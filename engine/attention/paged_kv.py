@@ -19,6 +19,8 @@ from outrider.kernels.kv_codes.layout import LARGEST_CODE, head_bytes, view_code
 CODE_DTYPES = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}  # by the names of shared/vllm_keys
 CODE_NAMES = {dtype: name for name, dtype in CODE_DTYPES.items()}
 DEFAULT_BLOCK_SIZE = 16  # positions
+# bytes; what a block of no layers counts as in a budget; bounds how many ids there are, of a few hundred bytes each
+_EMPTY_BLOCK_BYTES = 4096
 
 
 class PagedKVCache:
@@ -60,7 +62,7 @@ class PagedKVCache:
 
     def move(self, source_slots: torch.Tensor, target_slots: torch.Tensor) -> None:
         """Copies slots (int64 [N] each) in every layer; reads all sources before it writes any target."""
-        if source_slots.numel() == 0:
+        if source_slots.numel() == 0 or not self.layers:
             return
         device = self.layers[0][0].device
         sources, targets = source_slots.to(device), target_slots.to(device)
@@ -91,6 +93,8 @@ def _codes(places: tuple[int, int, int], dim: int, dtype: torch.dtype, device: t
 
 def bytes_per_block(layer_shapes: Sequence[LayerShape], block_size: int, dtype: torch.dtype) -> int:
     """Returns the bytes of one block over all layers: keys and values, the scales of codes, indexers' keys."""
+    if not layer_shapes:
+        return _EMPTY_BLOCK_BYTES
     if dtype in LARGEST_CODE:
         dims = ((shape.num_kv_heads, dim) for shape in layer_shapes for dim in (shape.key_dim, shape.value_dim))
         return sum(num_heads * head_bytes(block_size, dim) for num_heads, dim in dims)

@@ -22,6 +22,7 @@ from outrider.engine.attention.ops import AttentionOps, LayerShape
 from outrider.engine.attention.paged_kv import CODE_DTYPES
 from outrider.engine.errors import ModelRefused
 from outrider.engine.model import text_part
+from outrider.engine.model.own_attention import adapt as own_attention
 from outrider.engine.model.sparse_indexer import INDEXED
 from outrider.engine.model.weight_files import stored_tensors
 from outrider.engine.recurrent.states import RecurrentShape
@@ -55,8 +56,10 @@ _LINEAR = frozenset({"linear_attention"})
 _OTHER_LAYERS = {
     **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _LINEAR),
     **dict.fromkeys(("bamba", "bailing_hybrid", "granitemoehybrid", "olmo_hybrid", "kimi_linear", "jamba"), _LINEAR),
+    **dict.fromkeys(("mamba", "mamba2", "falcon_mamba"), _LINEAR),  # without attention
     "nemotron_h": _LINEAR | {"mlp", "moe"},  # an MLP is a layer of its own
     "falcon_h1": frozenset({"hybrid"}),  # attention and a recurrent module side by side
+    "zamba2": _LINEAR | {"hybrid"},  # one after the other
     **dict.fromkeys(("lfm2", "lfm2_moe"), frozenset({"conv"})),
 }
 _SERVE_ANOTHER_ARCHITECTURE = "serve one of the architectures that docs/architectures.md lists as served"
@@ -76,7 +79,7 @@ def read_config(path: str) -> Any:
             config = CONFIG_MAPPING[known].from_dict(fields | {"model_type": known})
         else:
             config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-    except (ConfigError, OSError, ValueError, KeyError, StrictDataclassError) as error:
+    except (ConfigError, OSError, ValueError, KeyError, TypeError, ArithmeticError, StrictDataclassError) as error:
         raise ModelRefused(
             path,
             f"its config cannot be read: {error}",
@@ -102,6 +105,14 @@ def require_weight_files(path: str) -> None:
         weight_files(Path(path))
     except ConfigError as error:
         raise ModelRefused(path, error.message) from error
+
+
+def require_layers(path: str, config: Any, num_weights: int) -> None:
+    """Refuses a number of layers that the files cannot have: building as many would take hours."""
+    count = config.get_text_config().num_hidden_layers
+    if not 1 <= count <= num_weights:
+        cause = f"num_hidden_layers of its config.json is {count}, and its files have {num_weights} weights"
+        raise ModelRefused(path, cause)
 
 
 def resolve_dtype(path: str, config: Any, requested: str) -> torch.dtype:
@@ -135,6 +146,7 @@ def resolve_kv_codes(path: str, config: Any, requested: str) -> torch.dtype | No
         return None
     text_config = config.get_text_config()
     latents = "latents" if getattr(text_config, "kv_lora_rank", None) else ""
+    latents = latents or ("the positions of keys" if own_attention.caches_positions(text_config) else "")
     if latents or INDEXED.get(text_config.model_type) in (getattr(text_config, "layer_types", None) or ()):
         cause = f"its attention caches {latents or 'keys of an indexer'}, which are kept in the model's dtype"
         logger.warning("%s: kv_cache_dtype=%s is taken as auto: %s", path, requested, cause)
@@ -182,7 +194,8 @@ def require_supported_architecture(path: str, config: Any) -> None:
         raise ModelRefused(path, f"model type {config.model_type!r} {why}", _SERVE_ANOTHER_ARCHITECTURE)
     if any(getattr(part, "is_encoder_decoder", False) for part in (config, config.get_text_config(decoder=True))):
         raise ModelRefused(path, f"{model_class.__name__} is an encoder-decoder model")
-    if not model_class._supports_attention_backend and not is_hybrid(config):
+    is_adapted = is_hybrid(config) or config.model_type in own_attention.TYPES
+    if not model_class._supports_attention_backend and not is_adapted:
         raise ModelRefused(
             path,
             f"{model_class.__name__} does not route its attention through transformers' attention interface",

@@ -26,6 +26,7 @@ from outrider.engine.model.lean.module_calls import causal_lm_probe
 from outrider.engine.model.llama4 import adapt as llama4
 from outrider.engine.model.loaded import LoadedModel
 from outrider.engine.model.local_model import local_model
+from outrider.engine.model.own_attention import adapt as own_attention
 from outrider.engine.model.row_invariance import make_row_invariant
 from outrider.engine.model.row_invariant_functions import WholeVectorFunctions, run_in_whole_vectors
 from outrider.engine.model.row_kernels import resolve_code_kernels
@@ -121,6 +122,8 @@ def load_model(
     if recurrent_shapes and cut is not None:
         raise ModelRefused(path, "its recurrent layers cannot be shared among ranks", "set tensor_parallel_size=1")
     llama4.adapt(path, model, ops)
+    if own_attention.adapt(path, model) and cut is not None:
+        raise ModelRefused(path, "its attention cannot be shared among ranks", "set tensor_parallel_size=1")
     if adapt_indexers(path, model, ops) and cut is not None:
         raise ModelRefused(path, "its indexers cannot be shared among ranks", "set tensor_parallel_size=1")
     layer_shapes = model_guards.probe_layers(path, model, ops, attention_layers, recurrent_shapes)

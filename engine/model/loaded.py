@@ -118,8 +118,8 @@ class LoadedModel:
         return self._layer_list()[0]
 
     def _layer_list(self) -> tuple[torch.nn.Module, torch.nn.ModuleList]:
-        """Returns the module that holds the decoder layers, and their list, an ancestor of every attention module."""
-        name = self.layer_shapes[0].module_name
+        """Returns the module that holds the decoder layers, and their list, around all attention and mixers."""
+        name = (self.layer_shapes or self.recurrent_shapes)[0].module_name
         parts = name.split(".")
         for length in range(1, len(parts)):
             holder = self.model.get_submodule(".".join(parts[: length - 1]))

@@ -22,11 +22,15 @@ _GELU_GRAIN = 16_384
 
 
 class RowInvariantLinear(torch.nn.Module):
-    """Replaces nn.Linear and gpt2's Conv1D. Has no `weight`: the plain one is freed where possible."""
+    """Replaces nn.Linear and gpt2's Conv1D.
+
+    weight: empty, since the plain one is freed where possible: its dtype can be read, and computing with it fails.
+    """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, backend: str = "cpu") -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
+        self.weight = weight.new_empty(0)
         self._linear = row_invariant_linear(weight, bias, backend)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -23,6 +23,7 @@ from outrider.engine.model import coded_experts, coded_weights, text_part
 from outrider.engine.model import guards as model_guards
 from outrider.engine.model.gguf.file import GgufFile
 from outrider.engine.model.gguf.tensors import gguf_readers
+from outrider.engine.model.own_attention import adapt as own_attention
 from outrider.engine.model.quantised.formats import unpacking
 from outrider.engine.model.row_invariant_experts import EXPERTS_NAME, register_experts
 from outrider.engine.model.row_kernels import CodeKernels
@@ -67,6 +68,7 @@ def read_weights(
     """
     refusals: list[ModelRefused] = []
     readers = _readers(path)
+    model_guards.require_layers(path, config, len(readers))
     if text_part.is_wrapper(config):
         readers = text_part.text_tensors(readers)
         config = text_part.with_tying(config, readers)
@@ -107,7 +109,9 @@ def build_model(
     if for_engine:
         register_attention()
         register_experts()
-        options |= {"attn_implementation": ATTENTION_NAME, "experts_implementation": EXPERTS_NAME}
+        # Some that compute attention themselves know no other name when they are made.
+        name = "eager" if config.model_type in own_attention.TYPES else ATTENTION_NAME
+        options |= {"attn_implementation": name, "experts_implementation": EXPERTS_NAME}
     # transformers' report of a checkpoint goes to our log, not to standard error through its own handler.
     transformers_logging.disable_default_handler()
     transformers_logging.enable_propagation()
@@ -116,10 +120,14 @@ def build_model(
     try:
         model_class, own_config = _text_model(config)
         model, loading_info = model_class.from_pretrained(None, config=own_config, state_dict=dict(tensors), **options)
-    except (OSError, ValueError, RuntimeError) as error:
+    # Sizes of 0, and other kinds of values, fail anywhere in transformers' code.
+    except (OSError, ValueError, RuntimeError, ArithmeticError, LookupError, TypeError, StopIteration) as error:
         if refusals:
             raise refusals[0] from error
-        raise ModelRefused(path, f"transformers cannot load it: {error}") from error
+        cause = str(error) or type(error).__name__
+        if "ignore_mismatched_sizes" in cause:
+            cause = "the sizes of its weights are not those of its config.json; the warning above names them"
+        raise ModelRefused(path, f"transformers cannot load it: {cause}") from error
     finally:
         if show_bar:
             transformers_logging.enable_progress_bar()

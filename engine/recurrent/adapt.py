@@ -15,6 +15,7 @@ import torch
 
 from outrider.engine.errors import ModelRefused
 from outrider.engine.model.lean import lean_check
+from outrider.engine.model.own_attention.passing_on import pass_on
 from outrider.engine.recurrent.kernels import RecurrentKernels, resolve_recurrent_kernels
 from outrider.engine.recurrent.mixers import gated_delta, mamba1, mamba2, short_conv
 from outrider.engine.recurrent.mixers.mixer import RecurrentMixer
@@ -33,6 +34,10 @@ _BUILDERS: dict[str, _Builder] = {
     "BailingHybridDeltaAttention": gated_delta.from_kimi,
     "KimiLinearDeltaAttention": gated_delta.from_kimi,
     "JambaMambaMixer": mamba1.Mamba1Mixer,
+    "MambaMixer": mamba1.Mamba1Mixer,
+    "FalconMambaMixer": mamba1.Mamba1Mixer,
+    "Mamba2Mixer": mamba2.from_plain,
+    "Zamba2MambaMixer": mamba2.from_plain,
     "BambaMixer": mamba2.from_plain,
     "FalconH1Mixer": mamba2.from_falcon_h1,
     "GraniteMoeHybridMambaLayer": mamba2.from_plain,
@@ -50,7 +55,7 @@ def adapt(path: str, model: torch.nn.Module, backend: str) -> list[RecurrentShap
     backend: AttentionOps.backend. Raises ModelRefused if a module is not what we know.
     """
     originals = [(name, module) for name, module in model.named_modules() if type(module).__name__ in _BUILDERS]
-    shapes: list[RecurrentShape] = []
+    mixers: list[RecurrentMixer] = []
     proved: set[Any] = set()
     for name, original in originals:
         kernels = resolve_recurrent_kernels(backend)
@@ -60,15 +65,15 @@ def adapt(path: str, model: torch.nn.Module, backend: str) -> list[RecurrentShap
             if signature not in proved:
                 _prove(original, name, build, kernels)
                 proved.add(signature)
-            mixer = build(original, name, len(shapes), kernels)
-        except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            mixer = build(original, name, len(mixers), kernels)
+        except (ArithmeticError, AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
             raise _unknown(path, original, str(error)) from error
         parent_name, _, child_name = name.rpartition(".")
-        parent = model.get_submodule(parent_name)
-        setattr(parent, child_name, mixer)
-        mixer.attach(parent)
-        shapes.append(mixer.shape)
-    if shapes:
+        setattr(model.get_submodule(parent_name), child_name, mixer)
+        mixers.append(mixer)
+    shapes = [mixer.shape for mixer in mixers]
+    if mixers:
+        pass_on(model, mixers)
         left = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Conv1d)]
         if left:
             raise ModelRefused(path, f"{left[0]} is a convolution outside the recurrent layers that are known")

@@ -198,7 +198,7 @@ def most_rows_per_session(layer_shapes: Sequence[LayerShape]) -> int:
     """Returns the most rows of a session in one work item of attention; a recording fixes the number of items."""
     from outrider.kernels.paged_attention.cpu import MAX_PACKED_ROWS
 
-    widest_group = max(shape.num_query_heads // shape.num_kv_heads for shape in layer_shapes)
+    widest_group = max((shape.num_query_heads // shape.num_kv_heads for shape in layer_shapes), default=1)
     return max(1, MAX_PACKED_ROWS // widest_group)
 
 

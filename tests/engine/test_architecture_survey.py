@@ -16,7 +16,20 @@ from tests.engine.tiny_models import HYBRIDS, REFUSED, SERVED, save_tiny_model
 
 ROWS: dict[str, Row] = {row["model_type"]: row for row in read_survey()["rows"]}
 # One of each outcome, and of each check that refuses.
-SOME = ("llama", "minimax_m2", "jetmoe", "bloom", "bart", "diffllama", "zaya", "dbrx", "qwen3_5_text", "llama4_text")
+SOME = (
+    "llama",
+    "minimax_m2",
+    "jetmoe",
+    "bloom",
+    "mamba",
+    "xglm",
+    "bart",
+    "diffllama",
+    "zaya",
+    "dbrx",
+    "qwen3_5_text",
+    "llama4_text",
+)
 
 
 def test_the_page_is_written_from_the_table() -> None:

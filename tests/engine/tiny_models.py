@@ -51,6 +51,8 @@ _GPT2_LIKE = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+_OPT_LIKE = {"hidden_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4}
+_STABLELM_2 = {"qk_layernorm": True, "use_qkv_bias": True, "use_parallel_residual": True}
 _MOE = {"num_local_experts": 4, "num_experts_per_tok": 2}
 
 # name -> (config class, arguments)
@@ -212,6 +214,39 @@ SERVED: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention"],
         },
     ),
+    # Attention that is not transformers' interface's, or drops arguments before it (own_attention).
+    "stablelm": ("StableLmConfig", {**_LLAMA_LIKE, "partial_rotary_factor": 0.5}),
+    "stablelm_2": ("StableLmConfig", {**_LLAMA_LIKE, "partial_rotary_factor": 0.5, **_STABLELM_2}),
+    "nemotron": ("NemotronConfig", {**_LLAMA_LIKE, "partial_rotary_factor": 0.5}),
+    "biogpt": ("BioGptConfig", {**_COMMON, **_OPT_LIKE, "intermediate_size": 100}),
+    "gptj": ("GPTJConfig", {**_GPT2_LIKE, "rotary_dim": 4}),
+    "codegen": ("CodeGenConfig", {**_GPT2_LIKE, "rotary_dim": 4}),
+    "gpt_neo": (
+        "GPTNeoConfig",
+        {
+            **_COMMON,
+            "hidden_size": 80,
+            "num_layers": 2,
+            "num_heads": 4,
+            "attention_types": [[["global", "local"], 1]],
+            "window_size": 7,
+        },
+    ),
+    # Falcon 7B's layout, 40B's and RW's.
+    "falcon": ("FalconConfig", {**_COMMON, **_OPT_LIKE}),
+    "falcon_40b": (
+        "FalconConfig",
+        {**_COMMON, **_OPT_LIKE, "new_decoder_architecture": True, "num_kv_heads": 2, "bias": True},
+    ),
+    "falcon_rw": (
+        "FalconConfig",
+        {**_COMMON, **_OPT_LIKE, "multi_query": False, "parallel_attn": False, "alibi": True, "bias": True},
+    ),
+    "bloom": ("BloomConfig", {**_COMMON, "hidden_size": 80, "n_layer": 2, "n_head": 4, "pretraining_tp": 2}),
+    "mpt": (
+        "MptConfig",
+        {**_COMMON, "d_model": 80, "n_layers": 2, "n_heads": 5, "max_seq_len": 128, "attn_config": {"clip_qkv": 1.5}},
+    ),
 }
 
 # Recurrent layers before, between and after attention; their forwards need states (tests/engine/recurrent).
@@ -243,6 +278,7 @@ _MAMBA2 = {
     "mamba_n_groups": 2,
     "mamba_d_state": 20,
 }
+_MAMBA = {**_COMMON, "hidden_size": 72, "num_hidden_layers": 3, "expand": 2}
 HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5": ("Qwen3_5TextConfig", _HYBRID),
     "qwen3_next": ("Qwen3NextConfig", _HYBRID_MOE),
@@ -333,6 +369,28 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
             "mamba_dt_rank": 10,
         },
     ),
+    # No attention at all.
+    "mamba": ("MambaConfig", {**_MAMBA, "state_size": 12, "time_step_rank": 10}),
+    "falcon_mamba": ("FalconMambaConfig", {**_MAMBA, "state_size": 12, "time_step_rank": 10, "use_bias": True}),
+    "mamba2": ("Mamba2Config", {**_MAMBA, "num_heads": 6, "head_dim": 24, "n_groups": 2, "state_size": 20}),
+    # Attention modules that share their weights, and an MLP after each.
+    "zamba2": (
+        "Zamba2Config",
+        {
+            **_LLAMA_LIKE,
+            "hidden_size": 72,
+            "num_hidden_layers": 4,
+            "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
+            "mamba_d_state": 20,
+            "n_mamba_heads": 6,
+            "mamba_ngroups": 2,
+            "num_key_value_heads": 4,
+            "use_shared_attention_adapter": True,
+            "adapter_rank": 8,
+            "use_mem_rope": True,
+            "time_step_min": 1e-6,
+        },
+    ),
     "olmo_hybrid": ("OlmoHybridConfig", {**_HYBRID, "linear_allow_neg_eigval": True}),
     "bailing_hybrid": (
         "BailingHybridConfig",
@@ -375,26 +433,11 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
 
 # None of these routes its attention through transformers' interface.
 REFUSED: dict[str, tuple[str, dict[str, Any]]] = {
-    "falcon": (
-        "FalconConfig",
+    "xglm": ("XGLMConfig", {**_COMMON, "d_model": 80, "ffn_dim": 100, "num_layers": 2, "attention_heads": 4}),
+    "openai-gpt": ("OpenAIGPTConfig", _GPT2_LIKE),
+    "gpt_neox_japanese": (
+        "GPTNeoXJapaneseConfig",
         {**_COMMON, "hidden_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4},
-    ),
-    "gptj": ("GPTJConfig", {**_GPT2_LIKE, "rotary_dim": 4}),
-    "bloom": ("BloomConfig", {"vocab_size": VOCAB_SIZE, "hidden_size": 80, "n_layer": 2, "n_head": 4}),
-    "codegen": ("CodeGenConfig", {**_GPT2_LIKE, "rotary_dim": 4}),
-    "stablelm": ("StableLmConfig", {**_LLAMA_LIKE, "partial_rotary_factor": 0.5}),
-    "mpt": ("MptConfig", {"vocab_size": VOCAB_SIZE, "d_model": 80, "n_layers": 2, "n_heads": 4}),
-    "gpt_neo": (
-        "GPTNeoConfig",
-        {
-            "vocab_size": VOCAB_SIZE,
-            "hidden_size": 80,
-            "num_layers": 2,
-            "num_heads": 4,
-            "attention_types": [[["global", "local"], 1]],
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-        },
     ),
 }
 

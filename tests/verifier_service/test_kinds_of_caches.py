@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,10 +17,14 @@ from outrider.engine.model.loaded import LoadedModel
 from outrider.engine.run.runner import ModelRunner
 from outrider.verifier_service.engine import VerifierEngine
 from tests.drafting.mtp_targets import save_mtp_target
+from tests.engine.model.multimodal_models import save_minimax_m3
+from tests.engine.tiny_models import save_tiny_model
 from tests.verifier_service.drafts import drafts_for, faulty_draft, generated_alike
 from tests.verifier_service.engine_client import (
+    EOS_ID,
     PARAMS,
     PROMPT,
+    VOCAB_SIZE,
     EngineShape,
     generate,
     logprobs_of,
@@ -31,6 +36,11 @@ from tests.verifier_service.engine_client import (
 )
 
 SEEDS = range(6)
+_COMMON = {"vocab_size": VOCAB_SIZE, "bos_token_id": 1, "eos_token_id": EOS_ID, "hidden_size": 64}
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mamba": ("MambaConfig", {**_COMMON, "num_hidden_layers": 3, "state_size": 12, "time_step_rank": 10}),
+    "bloom": ("BloomConfig", {**_COMMON, "n_layer": 2, "n_head": 4}),
+}
 
 
 @dataclass
@@ -40,13 +50,21 @@ class Target:
     truth: Callable[[str, int], list]
 
 
-@pytest.fixture(scope="module", params=["int8", "fp8", "indexed"])
+@pytest.fixture(scope="module", params=["int8", "fp8", "indexed", "minimax_m3", "mamba", "bloom"])
 def target(request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Target:
-    """indexed: one layer chooses 5 keys of each token, and the other attends those too."""
+    """indexed: one layer chooses 5 keys of each token, and the other attends those too. minimax_m3: one chooses 4
+    blocks of 5 keys. mamba: nothing attends. bloom: keys are cached with their positions."""
+    folder = tmp_path_factory.mktemp("kinds") / "target"
     if request.param == "indexed":
-        folder = save_mtp_target("glm_moe_dsa", tmp_path_factory.mktemp("indexed") / "target").folder
-        loaded = load_model(str(folder), dtype="float32")
+        loaded = load_model(str(save_mtp_target("glm_moe_dsa", folder).folder), dtype="float32")
         assert [shape.index_dim for shape in loaded.layer_shapes] == [16, 0]
+    elif request.param == "minimax_m3":
+        save_minimax_m3(folder)
+        loaded = load_model(str(folder), dtype="float32")
+        assert [shape.index_dim for shape in loaded.layer_shapes] == [0, 20]
+    elif request.param in OTHERS:
+        save_tiny_model(*OTHERS[request.param], folder)
+        loaded = load_model(str(folder), dtype="float32", max_model_len=256)
     else:
         loaded = load_model(str(checkpoint), dtype="float32", kv_cache_dtype=request.param)
     certificate = certify(loaded, ModelRunner(loaded, loaded.make_cache(64, 4)))
@@ -91,7 +109,14 @@ def test_a_prefix_cache_hit_changes_nothing(engine_of_target: VerifierEngine, ta
         assert tokens_of(commits) == right
 
 
-@pytest.mark.parametrize("target", ["int8", pytest.param("fp8", marks=pytest.mark.storm), "indexed"], indirect=True)
+@pytest.mark.parametrize(
+    "target",
+    [
+        *("int8", "indexed", "mamba", "bloom"),
+        *(pytest.param(name, marks=pytest.mark.storm) for name in ("fp8", "minimax_m3")),
+    ],
+    indirect=True,
+)
 def test_preemption_costs_no_token(target: Target) -> None:
     """Six sessions at once on blocks for one and a little more."""
     names = [sorted(PARAMS)[seed % len(PARAMS)] for seed in SEEDS]

@@ -123,7 +123,7 @@ def _replace_attentions(
     known: dict[Any, bool | None] = {}  # signature -> whether the replacement rotates; None: there is none
 
     def find(module: torch.nn.Module, shape: LayerShape) -> lean_attention.LeanAttention | None:
-        if shape.values_in_keys:  # latent attention has no lean form
+        if shape.values_in_keys or hasattr(module, "paged"):  # latent and own attention have no lean form
             return None
         call = calls[shape.module_name][-1]
         sizes = (shape.num_query_heads, shape.num_kv_heads, shape.sliding_window, shape.chunk_size)

@@ -1,4 +1,4 @@
-"""Mamba-1's mixer, in place of transformers' (Jamba).
+"""Mamba-1's mixer, in place of transformers' (Mamba, Falcon Mamba, Jamba).
 
 Not here: the recurrence (kernels/recurrent/mamba1), which modules are replaced (adapt).
 """
@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from outrider.engine.attention.layer import PagedContext
-from outrider.engine.errors import EngineError
 from outrider.engine.model.row_invariant_modules import apply_in_whole_vectors
 from outrider.engine.recurrent.kernels import RecurrentKernels
 from outrider.engine.recurrent.mixers.mixer import RecurrentMixer, convolution, require_silu
@@ -22,10 +20,10 @@ from outrider.kernels.recurrent.short_conv.arguments import ShortConvLayer
 
 
 class Mamba1Mixer(RecurrentMixer):
-    """Mamba-1's mixer; its input projection makes [x | gate]. Jamba's decoder layer drops `paged`: see attach."""
+    """Mamba-1's mixer; its input projection makes [x | gate]."""
 
     def __init__(self, original: Any, name: str, state_idx: int, kernels: RecurrentKernels) -> None:
-        """Takes the parts of original, a JambaMambaMixer."""
+        """Takes the parts of original; Jamba and Falcon Mamba have norms of time steps, B and C, Mamba has none."""
         require_silu(original)
         dtype, decay_rate = original.dt_proj.weight.dtype, -original.A_log.detach().float().exp()
         layer = Mamba1Layer(
@@ -49,27 +47,9 @@ class Mamba1Mixer(RecurrentMixer):
         weight = original.dt_proj.weight.detach()
         self.dt_proj = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
         self.dt_proj.weight = torch.nn.Parameter(weight, requires_grad=False)
-        self.norms = torch.nn.ModuleList([original.dt_layernorm, original.b_layernorm, original.c_layernorm])
+        norms = ("dt_layernorm", "b_layernorm", "c_layernorm")
+        self.norms = torch.nn.ModuleList([getattr(original, norm, torch.nn.Identity()) for norm in norms])
         self._kernel = kernels.mamba1
-        self._paged: PagedContext | None = None
-
-    def attach(self, layer: torch.nn.Module) -> None:
-        """Takes `paged` from the decoder layer's arguments before each of its forwards, and drops it afterwards."""
-
-        def before(_layer: torch.nn.Module, _args: Any, kwargs: dict[str, Any]) -> None:
-            self._paged = kwargs["paged"]
-
-        def after(*_arguments: Any) -> None:
-            self._paged = None
-
-        layer.register_forward_pre_hook(before, with_kwargs=True)
-        layer.register_forward_hook(after, always_call=True)
-
-    def forward(self, hidden_states: torch.Tensor, *arguments: Any, **named: Any) -> torch.Tensor:
-        """Runs the forward of RecurrentMixer with the `paged` of the decoder layer."""
-        if self._paged is None:
-            raise EngineError(f"{self.shape.module_name} was called outside its decoder layer")
-        return super().forward(hidden_states, *arguments, **named, paged=self._paged)
 
     def mix(self, hidden_states: torch.Tensor, states: LayerStates, rows: RecurrentRows) -> torch.Tensor:
         """See RecurrentMixer."""
@@ -79,7 +59,7 @@ class Mamba1Mixer(RecurrentMixer):
         return mixed
 
     def _project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Returns time steps, B and C, each normalised."""
+        """Returns time steps, B and C."""
         state_size, rank = self.layer.decay_rate.shape[0], self.dt_proj.in_features
         parts = torch.split(self.x_proj(x), [rank, state_size, state_size], dim=1)
         dt, b, c = (norm(part) for norm, part in zip(self.norms, parts, strict=True))

@@ -1,4 +1,4 @@
-"""Mamba-2's mixer, in place of transformers' (Bamba, Nemotron-H, Granite 4, Falcon-H1).
+"""Mamba-2's mixer, in place of transformers' (Mamba-2, Zamba2, Bamba, Nemotron-H, Granite 4, Falcon-H1).
 
 Not here: the recurrence (kernels/recurrent/mamba2), which modules are replaced (adapt).
 """
@@ -84,7 +84,7 @@ class Mamba2Mixer(RecurrentMixer):
 
 
 def from_plain(original: Any, name: str, state_idx: int, kernels: RecurrentKernels) -> Mamba2Mixer:
-    """Builds Bamba's, Nemotron-H's and Granite 4's mixer: the norm follows the gate, and rounds before its weight."""
+    """Builds the mixer of all but Falcon-H1: a norm after the gate rounds before its weight."""
     norm = GatedNormLayer(
         original.norm.weight.detach(),
         original.norm.group_size,

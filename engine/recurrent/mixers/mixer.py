@@ -1,4 +1,4 @@
-"""The base class of recurrent mixers, which are called in place of transformers' modules, with `paged`."""
+"""The base class of recurrent mixers, which are called in place of transformers' modules."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from outrider.kernels.recurrent.rows import LayerStates, RecurrentRows
 
 
 class RecurrentMixer(torch.nn.Module):
-    """One recurrent layer's mixer; its linears are the original's, or made of them."""
+    """One recurrent layer's mixer; its linears are the original's, or made of them.
+
+    paged: of the running forward (adapt).
+    """
+
+    paged: PagedContext | None = None
 
     def __init__(self, shape: RecurrentShape, state_idx: int, hidden_size: int) -> None:
         super().__init__()
@@ -27,21 +32,18 @@ class RecurrentMixer(torch.nn.Module):
         cache_params: None = None,
         attention_mask: None = None,
         past_key_values: None = None,
-        *,
-        paged: PagedContext,
         **_other: Any,
     ) -> torch.Tensor:
         """Maps hidden_states [1, T, H] -> [1, T, H]."""
         if not (cache_params is attention_mask is past_key_values is None):
             raise EngineError(f"{self.shape.module_name} has its states from `paged`, and takes no mask")
-        if paged.probe is not None:
-            paged.probe.record_mixer(self.shape)
+        if self.paged is None:
+            raise EngineError(f"{self.shape.module_name} was called outside its model")
+        if self.paged.probe is not None:
+            self.paged.probe.record_mixer(self.shape)
             return torch.zeros_like(hidden_states)
-        states, rows = paged.layer_states(self.state_idx)
+        states, rows = self.paged.layer_states(self.state_idx)
         return self.mix(hidden_states[0], states, rows)[None]
-
-    def attach(self, layer: torch.nn.Module) -> None:
-        """Called once with the module whose child the mixer has become."""
 
     def mix(self, hidden_states: torch.Tensor, states: LayerStates, rows: RecurrentRows) -> torch.Tensor:
         """Maps hidden_states [T, H] -> [T, H]."""

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from outrider.drafting.checkpoints.eagle3 import load_eagle3
+from outrider.drafting.checkpoints.errors import CheckpointRefused
 from outrider.drafting.checkpoints.recognise import recognise
 from outrider.drafting.checkpoints.target_weights import TargetWeights
 from tests.drafting.checkpoints import plain_writer as plain
@@ -162,6 +163,25 @@ def test_latent_attention(
     assert recognise(folder) == "eagle3"
     of_shape = {"key_dim": plain.KEY_DIM, "value_dim": plain.VALUE_DIM, "rotates_neighbours": True}
     check(folder, target, tensors, rope_scaling=scaling, of_shape=of_shape)
+
+
+@pytest.mark.parametrize(
+    ("change", "refusal"),
+    [
+        ({"v_head_dim": 8}, "v_head_dim is 8, not a whole number from 16 to 4096"),
+        ({"kv_lora_rank": 8}, "kv_lora_rank is 8, not a whole number from 16 to 4096"),
+        ({"qk_nope_head_dim": 4}, "qk_nope_head_dim is 4, not at least 16 with qk_rope_head_dim, 8"),
+    ],
+)
+def test_latents_too_narrow_for_the_kernels_are_refused_when_read(
+    change: dict[str, int], refusal: str, target: TargetWeights, tmp_path: Path
+) -> None:
+    """Their first forward would fail, in a request."""
+    config = plain.eagle3_config(**plain.latent_sizes(**change), architectures=["Eagle3DeepseekV2ForCausalLM"])
+    tensors = plain.with_latents(plain.eagle3_tensors())
+    folder = plain.write(tmp_path, config, renamed(tensors, "layers.0.", "midlayer."))
+    with pytest.raises(CheckpointRefused, match=refusal):
+        load_eagle3(folder, target, torch.float32)
 
 
 def test_an_embedding_of_its_own_is_used(target: TargetWeights, tmp_path: Path) -> None:

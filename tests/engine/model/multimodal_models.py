@@ -36,6 +36,14 @@ OWN_CLASS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         _QWEN_VISION,
     ),
 }
+# Each of two key/value heads chooses 4 blocks of 5 keys.
+MINIMAX_M3 = {
+    "layer_types": ["full_attention", "minimax_m3_sparse"],
+    "index_n_heads": 2,
+    "index_head_dim": 20,
+    "index_block_size": 5,
+    "index_topk_blocks": 4,
+}
 # Wrappers, some with a text model that is not their default.
 MODELS = sorted({*OWN_CLASS, *WRAPPERS, "mistral3 ministral3", "mistral3 mistral4", "llava mistral"})
 # The smallest sizes of the other parts, by every name that their configs have for them.
@@ -122,3 +130,14 @@ def _other_arguments(config: Any) -> dict[str, Any]:
         sizes |= {"adapter_out_dim": _HIDDEN, "adapter_in_dim": 32, "adapter_input_size": 32}
         sizes |= {"mlp_layer_types": ["dense"]} if "mlp_layer_types" in fields else {}
     return {**sizes, "model_type": config.model_type}
+
+
+@torch.inference_mode()
+def save_minimax_m3(folder: Path, **changes: Any) -> Any:
+    """Returns transformers' whole model, whose text part is tested."""
+    model = random_model("minimax_m3_vl", **MINIMAX_M3 | changes)
+    for name, parameter in model.named_parameters():
+        if "indexer" in name or "embed" in name:  # so that layers differ in what they choose
+            parameter.mul_(3)
+    save_as_published(model, folder)
+    return model

@@ -14,7 +14,7 @@ import pytest
 import torch
 import transformers
 from latent_models import LATENT_MODELS
-from multimodal_models import random_model, save_as_published
+from multimodal_models import save_minimax_m3
 from safetensors.torch import load_file, save_file
 from tiny_models import save_tiny_model
 from transformers.models.glm_moe_dsa import modeling_glm_moe_dsa
@@ -29,31 +29,12 @@ from outrider.engine.run.runner import ModelRunner
 BLOCK_SIZE = 8
 BLOCKS = [9, 3, 0, 5, 7, 1, 2, 4]
 NAMES = ["deepseek_v32", "dots3_note_text", "glm_moe_dsa"]
-# Each of two key/value heads chooses 4 blocks of 5 keys.
-MINIMAX_M3 = {
-    "layer_types": ["full_attention", "minimax_m3_sparse"],
-    "index_n_heads": 2,
-    "index_head_dim": 20,
-    "index_block_size": 5,
-    "index_topk_blocks": 4,
-}
 TOKENS = torch.randint(3, 101, (60,), generator=torch.Generator().manual_seed(3)).tolist()
 
 
 def save(name: str, folder: Path, **changes: Any) -> Path:
     config, arguments = LATENT_MODELS[name]
     return save_tiny_model(config, arguments | changes, folder)
-
-
-@torch.inference_mode()
-def save_minimax_m3(folder: Path, **changes: Any) -> Any:
-    """Returns transformers' whole model, whose text part is tested."""
-    model = random_model("minimax_m3_vl", **MINIMAX_M3 | changes)
-    for name, parameter in model.named_parameters():
-        if "indexer" in name or "embed" in name:  # so that layers differ in what they choose
-            parameter.mul_(3)
-    save_as_published(model, folder)
-    return model
 
 
 @pytest.fixture(scope="module")

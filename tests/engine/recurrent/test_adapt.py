@@ -19,6 +19,7 @@ from outrider.engine.model.guards import require_supported_architecture
 from outrider.engine.model.lean.lean_rotary import LeanRotaryEmbedding
 from outrider.engine.model.load import load_model
 from outrider.engine.recurrent.kernels import resolve_recurrent_kernels
+from outrider.engine.recurrent.memory import plan_memory
 from outrider.engine.recurrent.mixers.gated_delta import GatedDeltaMixer
 from outrider.engine.recurrent.rows import StateRows
 from outrider.engine.run.runner import ModelRunner
@@ -136,7 +137,7 @@ def test_a_forward_without_states_says_so(qwen: Path) -> None:
             runner.forward(each)
 
 
-def test_jambas_mixer_takes_what_its_layer_was_given_and_nothing_older(
+def test_a_mixer_takes_what_its_model_was_given_and_nothing_older(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded = load_model(str(save_tiny_model(*HYBRIDS["jamba"], tmp_path)))
@@ -149,5 +150,17 @@ def test_jambas_mixer_takes_what_its_layer_was_given_and_nothing_older(
     monkeypatch.setattr(layer.feed_forward, "forward", fail)
     with pytest.raises(RuntimeError, match="a failing layer"):
         runner.forward(build_batch([SessionRows([5], 0, [0], 1, state=StateRows(None, (), 0, 1))], 16))
-    with pytest.raises(EngineError, match="called outside its decoder layer"):
+    with pytest.raises(EngineError, match="called outside its model"):
         layer.mamba(torch.zeros(1, 1, loaded.hidden_size))
+
+
+def test_a_model_without_attention_has_blocks_of_nothing_and_all_else(tmp_path: Path) -> None:
+    """Its blocks cost little in a budget, so that they bound no context."""
+    loaded = load_model(str(save_tiny_model(*HYBRIDS["mamba"], tmp_path)), max_model_len=64)
+    assert (loaded.layer_shapes, len(loaded.recurrent_shapes)) == ((), 3)
+    cache = loaded.make_cache(5, 16)
+    assert list(cache.parts()) == []
+    cache.move(torch.tensor([1]), torch.tensor([2]))
+    plan = plan_memory(8 << 20, loaded.bytes_per_block(16), loaded.bytes_per_slot(), max_num_seqs=4)
+    assert plan.num_slots == 12
+    assert plan.num_blocks > 1000

@@ -183,14 +183,15 @@ def test_the_logits_are_those_of_transformers(name: str, checkpoints: Path) -> N
     with torch.inference_mode():
         chunks = model(torch.tensor([TOKENS]), use_cache=False).logits[0]
         cached, rows = None, []
+        cache_name = "cache_params" if name in ("mamba", "mamba2", "falcon_mamba") else "past_key_values"
         for position, token in enumerate(TOKENS):
             output = model(
                 torch.tensor([[token]]),
                 position_ids=torch.tensor([[position]]),
-                past_key_values=cached,
                 use_cache=True,
+                **{cache_name: cached},
             )
-            cached = output.past_key_values
+            cached = output[cache_name]
             rows.append(output.logits[0, 0])
     steps, ours = torch.stack(rows), alone([Round(LENGTH)])(load(path, "float32"))
     spread = float((chunks - steps).abs().max())

@@ -31,7 +31,7 @@ def test_the_table_is_what_the_engine_says() -> None:
     [
         ({"model_type": "hy_v4"}, "layers of type indexed_attention choose which tokens"),
         ({"model_type": "paligemma"}, "model type 'paligemma' is multimodal, and its text part is not served"),
-        ({"model_type": "bloom"}, "does not route its attention through transformers' attention interface"),
+        ({"model_type": "xglm"}, "does not route its attention through transformers' attention interface"),
         ({"model_type": "whisper"}, "WhisperForCausalLM is an encoder-decoder model"),
         ({"model_type": "kimi_k9"}, "has no causal language model of model type 'kimi_k9'"),
         ({"model_type": "x" * 100_000}, f"model type '{'x' * 80}'"),
