@@ -62,6 +62,9 @@ _OTHER_LAYERS = {
     "zamba2": _LINEAR | {"hybrid"},  # one after the other
     **dict.fromkeys(("lfm2", "lfm2_moe"), frozenset({"conv"})),
 }
+# Names of the number of layers, and layers; a hundred times the deepest published model.
+_DEPTHS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_MOST_LAYERS = 20_000
 _SERVE_ANOTHER_ARCHITECTURE = "serve one of the architectures that docs/architectures.md lists as served"
 _SERVE_UNQUANTISED = "serve the bfloat16 or float32 checkpoint that it was made from"
 # Endings of tensors that belong to packed weights, in every known format.
@@ -74,6 +77,7 @@ def read_config(path: str) -> Any:
     """Reads the checkpoint's config; refuses checkpoints with their own code or quantised weights that are not read."""
     try:
         fields = read_object(Path(path) / "config.json")
+        _require_sane_depth(fields)
         known = text_part.READ_AS.get(str(fields.get("model_type")))
         if known is not None:
             config = CONFIG_MAPPING[known].from_dict(fields | {"model_type": known})
@@ -87,6 +91,15 @@ def read_config(path: str) -> Any:
         ) from error
     _require_readable_weights(path)
     return config
+
+
+def _require_sane_depth(fields: dict[str, Any]) -> None:
+    """Raises ValueError for a number of layers of which transformers' config would build a list for seconds."""
+    for part in (fields, fields.get("text_config")):
+        for name in _DEPTHS if isinstance(part, dict) else ():
+            depth = part.get(name)
+            if isinstance(depth, int) and depth > _MOST_LAYERS:
+                raise ValueError(f"{name} is {depth}, above {_MOST_LAYERS}")
 
 
 def _require_readable_weights(path: str) -> None:

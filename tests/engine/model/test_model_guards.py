@@ -93,7 +93,14 @@ def test_a_folder_without_weights_is_refused(llama: Path) -> None:
         load_model(str(llama))
 
 
-@pytest.mark.parametrize("num_layers", [0, 10**7])
+def test_a_depth_that_no_model_has_is_refused_before_transformers_builds_lists_of_it(llama: Path) -> None:
+    for changes in ({"num_hidden_layers": 10**7}, {"text_config": {"n_layer": 10**9}}):
+        edit_config(llama, **changes)
+        with pytest.raises(ModelRefused, match="above 20000"):
+            load_model(str(llama))
+
+
+@pytest.mark.parametrize("num_layers", [0, 10**4])
 def test_layers_that_the_files_cannot_have_are_refused_before_they_are_built(llama: Path, num_layers: int) -> None:
     edit_config(llama, num_hidden_layers=num_layers)
     with pytest.raises(ModelRefused, match=f"num_hidden_layers of its config.json is {num_layers}, and its files have"):
