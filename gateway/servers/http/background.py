@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
+from typing import Any
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
@@ -87,10 +88,10 @@ class BackgroundAnswer(HttpAnswer):
         return WholeResponse(self._prepared, service.tokenizer, service.spec_metrics, service.version).so_far(status)
 
 
-async def _until(ended: asyncio.Future[None], updates: AsyncGenerator[Indexed, None]) -> AsyncGenerator[Indexed, None]:
+async def _until(ended: asyncio.Future[Any], updates: AsyncGenerator[Indexed, None]) -> AsyncGenerator[Indexed, None]:
     """Yields the updates. Raises CommitRefused when the response has got another end meanwhile."""
     while True:
-        step = asyncio.ensure_future(anext(updates))
+        step: asyncio.Future[Any] = asyncio.ensure_future(anext(updates))
         try:
             await asyncio.wait({step, ended}, return_when=asyncio.FIRST_COMPLETED)
         finally:
