@@ -5,7 +5,7 @@ output are also stored under their own ids. A deleted response leaves an empty v
 gateway that resumes its request's stream must not store it again.
 
 A response in the background has two more values while it runs: its state until then, and the lease of the gateway that
-works on it. One command renews all of a gateway's leases, as 512 responses' own took a fifth of its event loop's time.
+works on it. One command renews all of a gateway's leases: 1 ms of CPU for 512, whose own commands took 30 to 140.
 Not here: what the values contain (stored.py).
 """
 
