@@ -16,7 +16,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import hiredis
 import redis.asyncio as aioredis
@@ -95,7 +95,7 @@ class PatientRedis:
         self._outage_pause_s = _FIRST_PAUSE_S
 
     @classmethod
-    def connect(cls, url: str, *, patience_s: float, scripts: Sequence[str]) -> PatientRedis:
+    def connect(cls, url: str, *, patience_s: float, scripts: Sequence[str]) -> Self:
         """Options in the URL's query override the connect timeout set here."""
         client = aioredis.Redis.from_url(
             url,

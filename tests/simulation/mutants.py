@@ -248,6 +248,7 @@ FOUND_BY = {
     "emit before commit": 0,
     "a resumption one token late": 0,
     "a resumption without a claim": 2,
+    "a log read before the claim": 140,
     "a failover from the session's start": 4,
     "a failover without the grammar": 0,
     "a new key that replaces the old one at once": 1,

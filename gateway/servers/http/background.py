@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
+from typing import Any
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
@@ -19,7 +20,7 @@ from outrider.gateway.request.answers import Prepared
 from outrider.gateway.request.event_cursor import EventCursor
 from outrider.gateway.responses.response_stream import WholeResponse
 from outrider.gateway.responses.response_types import ResponseBody
-from outrider.gateway.responses.store import BEAT_S, ResponseStore
+from outrider.gateway.responses.store import ResponseStore
 from outrider.gateway.responses.stored import document_of, keep
 from outrider.gateway.servers.http.http_answer import HttpAnswer, Indexed, Load
 from outrider.gateway.servers.http.limits import as_outrider_error
@@ -65,24 +66,11 @@ class BackgroundAnswer(HttpAnswer):
         return aclosing(self._to_the_end())
 
     async def _to_the_end(self) -> AsyncGenerator[Indexed, None]:
-        ended = asyncio.create_task(self._until_ended())
         try:
-            async with super()._updates() as updates:
-                while True:
-                    step = asyncio.ensure_future(anext(updates))
-                    try:
-                        await asyncio.wait({step, ended}, return_when=asyncio.FIRST_COMPLETED)
-                    finally:
-                        if not step.done():
-                            step.cancel()
-                            await asyncio.gather(step, return_exceptions=True)
-                    if step.cancelled():
-                        raise CommitRefused("the response has been cancelled, deleted or finished elsewhere")
-                    try:
-                        update = step.result()
-                    except StopAsyncIteration:
-                        return
-                    yield update
+            with self._store.at_work(*self._names) as ended:
+                async with super()._updates() as updates, aclosing(_until(ended, updates)) as until_ended:
+                    async for update in until_ended:
+                        yield update
         except asyncio.CancelledError:
             await self._store.let_go(*self._names)
             raise
@@ -94,22 +82,29 @@ class BackgroundAnswer(HttpAnswer):
             with suppress(Unavailable):  # without Redis, nobody can say that it has failed: it is continued later
                 await keep(self._store, self._prepared, body)
             raise
-        finally:
-            ended.cancel()
-            await asyncio.gather(ended, return_exceptions=True)
-
-    async def _until_ended(self) -> None:
-        """Renews the lease until the response has an end, stored by a cancellation or by another gateway."""
-        while True:
-            with suppress(Unavailable):
-                if await self._store.has_ended(*self._names):
-                    return
-                await self._store.beat(*self._names)
-            await asyncio.sleep(BEAT_S)
 
     def _so_far(self, status: str) -> ResponseBody:
         service = self._service
         return WholeResponse(self._prepared, service.tokenizer, service.spec_metrics, service.version).so_far(status)
+
+
+async def _until(ended: asyncio.Future[Any], updates: AsyncGenerator[Indexed, None]) -> AsyncGenerator[Indexed, None]:
+    """Yields the updates. Raises CommitRefused when the response has got another end meanwhile."""
+    while True:
+        step: asyncio.Future[Any] = asyncio.ensure_future(anext(updates))
+        try:
+            await asyncio.wait({step, ended}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not step.done():
+                step.cancel()
+                await asyncio.gather(step, return_exceptions=True)
+        if step.cancelled():
+            raise CommitRefused("the response has been cancelled, deleted or finished elsewhere")
+        try:
+            update = step.result()
+        except StopAsyncIteration:
+            return
+        yield update
 
 
 class _Connection:

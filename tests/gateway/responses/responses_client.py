@@ -13,6 +13,7 @@ from gateway_script import ScriptedService
 
 from outrider.gateway.admission.auth import Admission
 from outrider.gateway.servers.http.app import create_app
+from outrider.shared.log.patient_redis import Command, PatientRedis
 
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOLS: list[Any] = [
@@ -24,6 +25,16 @@ CALLS = (
     '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich"}}\n</tool_call>\n'
     'And:\n<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 )
+
+
+class CountedRedis(PatientRedis):
+    """Counts the commands that were asked for."""
+
+    num_commands = 0
+
+    async def call(self, command: Command) -> Any:
+        self.num_commands += 1
+        return await super().call(command)
 
 
 async def post(service: ScriptedService, headers: dict[str, str] | None = None, **body: Any) -> httpx.Response:

@@ -15,14 +15,16 @@ from typing import Any
 import httpx
 import openai
 import pytest
+import redis.asyncio as aioredis
 from gateway_script import Script, ScriptedService
 from gateway_servers import ALICE, BOB, GatewayServers, key_file, open_servers
-from responses_client import events_of
+from responses_client import CountedRedis, events_of
 
 from outrider.gateway.config import GatewayConfig
 from outrider.gateway.request.types import GenerationUpdate, ValidRequest
 from outrider.gateway.responses.store import ResponseStore
 from outrider.shared.errors import LogUnavailable, VerifierLost
+from tests.redis_server import RedisServer
 
 TEXT = "One two three four five six."
 
@@ -171,6 +173,26 @@ async def test_another_gateway_goes_on_when_the_first_shows_no_sign_of_life(gate
     async with gateway(other) as (_, elsewhere):
         assert (await finished(elsewhere, begun.id)).output_text == TEXT
         assert len(other.wanted) == 1
+
+
+async def test_one_command_renews_all_leases(
+    gated: GatedService, redis: CountedRedis, redis_server: RedisServer
+) -> None:
+    """Each had two commands of its own every two seconds, up to 140 ms of the gateway's time for 512."""
+    num_responses = 30
+    async with gateway(gated) as (_, client), aioredis.Redis.from_url(redis_server.url) as other:
+        for _ in range(num_responses):
+            await client.responses.create(input="A?", background=True)
+        async with asyncio.timeout(60):
+            while gated.num_opened < num_responses:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            leases = await other.keys("outrider:lease:*")
+            assert len(leases) == num_responses
+            before = redis.num_commands
+            await other.delete(*leases)
+            while await other.exists(*leases) < num_responses:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert redis.num_commands - before <= 2, "two: a beat may have been under way"
 
 
 async def test_a_redis_that_was_away_for_too_long_is_not_its_end(gated: GatedService, store: ResponseStore) -> None:
