@@ -95,8 +95,9 @@ def read_config(path: str) -> Any:
 
 def _require_sane_depth(fields: dict[str, Any]) -> None:
     """Raises ValueError for a number of layers of which transformers' config would build a list for seconds."""
-    for part in (fields, fields.get("text_config")):
-        for name in _DEPTHS if isinstance(part, dict) else ():
+    inner = fields.get("text_config")
+    for part in (fields, inner if isinstance(inner, dict) else {}):
+        for name in _DEPTHS:
             depth = part.get(name)
             if isinstance(depth, int) and depth > _MOST_LAYERS:
                 raise ValueError(f"{name} is {depth}, above {_MOST_LAYERS}")
