@@ -285,10 +285,12 @@ class VerifierEngine:
         if session is not None:
             with self._lock:
                 self._num_open -= 1
-            if self.tap is not None:
-                self.tap.take(session)
-            self._scheduler.release(session)
-            self._local.close(session)
+            try:
+                if self.tap is not None:
+                    self.tap.take(session)
+            finally:
+                self._scheduler.release(session)
+                self._local.close(session)
 
     def _fail_waiting(self, error: Exception) -> None:
         for session in list(self._sessions.values()):

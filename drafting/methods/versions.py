@@ -22,26 +22,35 @@ from outrider.shared.messages import DraftMethodInfo, Proposal
 
 # sessions; in so many, one is drafted for by the version before the one on trial
 _DEAL = 4
-# rounds with drafts of each version; fewer say nothing about either
-_FEWEST_ROUNDS = 20
-# rounds with drafts of the version on trial; it has stood the trial then, at the latest
-_MOST_ROUNDS = 400
-# standard errors; by so much its drafts must be accepted less to be taken back
-_ERRORS = 2.0
+# sessions of each version; fewer have no standard error to rely on, as the rounds of one text are alike
+_FEWEST_SESSIONS = 8
+# sessions of the version on trial; it has stood the trial then, at the latest
+_MOST_SESSIONS = 48
+# standard errors; by so much its drafts must be accepted less to be taken back: looked at after each round, and of few
+# sessions, two would be reached by chance
+_ERRORS = 3.0
+# rounds of the version on trial and of the one before it, and share of that one's acceptance: below it a version is
+# broken, and no error need be known
+_BROKEN_ROUNDS, _REFERENCE_ROUNDS, _BROKEN_SHARE = 100, 40, 0.1
 
 
-@dataclass
 class Rounds:
-    """Rounds with drafts of one version, and the draft tokens accepted in them."""
+    """Rounds with drafts of one version, and the draft tokens accepted in them, by session."""
 
-    count: int = 0
-    total: int = 0
-    total_squares: int = 0
+    def __init__(self) -> None:
+        self.count = self.total = 0
+        self._of: dict[int, tuple[int, int]] = {}
 
-    def add(self, num_accepted: int) -> None:
+    def add(self, session: int, num_accepted: int) -> None:
+        """session: a number that no two sessions share."""
         self.count += 1
         self.total += num_accepted
-        self.total_squares += num_accepted**2
+        count, total = self._of.get(session, (0, 0))
+        self._of[session] = count + 1, total + num_accepted
+
+    @property
+    def num_sessions(self) -> int:
+        return len(self._of)
 
     @property
     def mean(self) -> float:
@@ -49,9 +58,12 @@ class Rounds:
 
     @property
     def squared_error(self) -> float:
-        """The square of the mean's standard error."""
-        variance = self.total_squares / self.count - self.mean**2 if self.count else 0.0
-        return max(0.0, variance) / max(1, self.count - 1)
+        """The square of the mean's standard error, with sessions drawn at random, not rounds (a ratio estimator)."""
+        num_sessions, mean = self.num_sessions, self.mean
+        if num_sessions < 2:
+            return math.inf
+        residues = sum((total - mean * count) ** 2 for count, total in self._of.values())
+        return residues / self.count**2 * num_sessions / (num_sessions - 1)
 
 
 @dataclass(frozen=True)
@@ -75,10 +87,12 @@ class _Trial:
     def is_kept(self) -> bool | None:
         """None: it is not decided yet."""
         new, old = self.of_newest, self.of_previous
-        least_mean = old.mean - _ERRORS * math.sqrt(new.squared_error + old.squared_error)
-        if min(new.count, old.count) >= _FEWEST_ROUNDS and new.mean < least_mean:
+        if new.count >= _BROKEN_ROUNDS and old.count >= _REFERENCE_ROUNDS and new.mean < _BROKEN_SHARE * old.mean:
             return False
-        return True if new.count >= _MOST_ROUNDS else None
+        least_mean = old.mean - _ERRORS * math.sqrt(new.squared_error + old.squared_error)
+        if min(new.num_sessions, old.num_sessions) >= _FEWEST_SESSIONS and new.mean < least_mean:
+            return False
+        return True if new.num_sessions >= _MOST_SESSIONS else None
 
 
 class VersionedMethod:
@@ -87,6 +101,9 @@ class VersionedMethod:
     def __init__(self, method: DraftMethod) -> None:
         self._newest = method
         self._of: dict[int, DraftMethod] = {}
+        # By id, as sessions come and go: a number for each that is open.
+        self._numbers: dict[int, int] = {}
+        self._num_opened = 0
         self._trial: _Trial | None = None
         self._last_version = 1
         self.info: DraftMethodInfo = dataclasses.replace(method.info, version=1)
@@ -123,9 +140,9 @@ class VersionedMethod:
         if trial is None or method is None:
             return
         if method is self._newest:
-            trial.of_newest.add(num_accepted)
+            trial.of_newest.add(self._numbers[id(session)], num_accepted)
         elif method is trial.previous:
-            trial.of_previous.add(num_accepted)
+            trial.of_previous.add(self._numbers[id(session)], num_accepted)
         is_kept = trial.is_kept()
         if is_kept is not None:
             self._end(trial, is_kept=is_kept)
@@ -136,6 +153,8 @@ class VersionedMethod:
             self._trial.num_dealt += 1
             method = self._trial.previous if self._trial.num_dealt % _DEAL == 0 else method
         self._of[id(session)] = method
+        self._num_opened += 1
+        self._numbers[id(session)] = self._num_opened
         method.open(session)
 
     def advance(self, session: DraftSession) -> bool:
@@ -158,6 +177,7 @@ class VersionedMethod:
         return [proposals[id(session)] for session in sessions]
 
     def close(self, session: DraftSession) -> None:
+        self._numbers.pop(id(session), None)
         method = self._of.pop(id(session), None)
         if method is not None:
             method.close(session)

@@ -85,7 +85,7 @@ class HeadLearner:
         versions = self._versions()
         self._num_versions = _number(versions[-1]) if versions else 0
         # The newest of an earlier process, until it is judged.
-        self._earlier = versions[-1] if versions else None
+        self._earlier = versions[-1] if versions and versions[-1] != settings.head else None
         self._weights = weights
         self._learned_until = 0
 
@@ -146,10 +146,12 @@ class HeadLearner:
             if not verdict.after.mean >= verdict.before.mean:  # also where it is not finite
                 self._restore()
             return
-        self._report(report | {"candidate": str(self._write())})
+        candidate = self._write()
+        self._report(report | {"candidate": str(candidate)})
         if self._inbox.outcomes.get() == "taken":
             self._served = self._state()
         else:
+            shutil.rmtree(candidate, ignore_errors=True)  # it would be offered again after a new start
             self._restore()
 
     def _train(self, new: list[Window], older: list[Window]) -> int:

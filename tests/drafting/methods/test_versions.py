@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
 import pytest
@@ -114,6 +115,33 @@ def test_a_poisoned_version_is_taken_back_within_200_rounds() -> None:
     assert trial.method.info.version == 1
     trial.method.swap(of_nearest())
     assert trial.method.info.version == 3  # no number is given twice
+
+
+def test_a_broken_version_is_taken_back_before_any_session_has_ended() -> None:
+    trial = Trial()
+    sessions = [opened(trial.method) for _ in range(4)]
+    for number in range(50):
+        for session in sessions:
+            if not trial.results:
+                trial.method.observe(session, 0 if trial.drafted_by_newest(session) else 1 + number % 2)
+    assert [result.is_kept for result in trial.results] == [False]
+
+
+def test_one_text_that_drafts_badly_does_not_take_a_version_back() -> None:
+    """Rounds of a text are alike: a hundred of them say little more than one."""
+    kept = 0
+    noise = random.Random(1)
+    for _ in range(40):
+        trial = Trial()
+        while not trial.results:
+            session = opened(trial.method)
+            level = noise.choice([0, 1, 3])
+            for _ in range(30):
+                if not trial.results:
+                    trial.method.observe(session, level)
+            trial.method.close(session)
+        kept += trial.results[0].is_kept
+    assert kept > 34
 
 
 def test_a_version_as_good_as_the_one_before_stands_its_trial() -> None:
