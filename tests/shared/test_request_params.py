@@ -105,7 +105,8 @@ def test_the_defaults_are_vllms() -> None:
     names = {"json", "regex", "choice", "grammar", "json_object", "whitespace_pattern"}
     flags = {"disable_any_whitespace", "disable_additional_properties"}
     assert vars(StructuredOutputsParams()) == {**dict.fromkeys(names), **dict.fromkeys(flags, False)}
-    assert vars(Speculation()) == {"method": "", "num_speculative_tokens": 0, "mode": "", "token_tree": None}
+    defaults = {"method": "", "num_speculative_tokens": 0, "mode": "", "token_tree": None, "learn": None}
+    assert vars(Speculation()) == defaults
 
 
 def test_it_can_be_changed_and_takes_names_only() -> None:
