@@ -67,7 +67,7 @@ REQUEST = ValidRequest(
     stop=("\n", "漢"),
     include_stop_str_in_output=True,
     skip_special_tokens=False,
-    speculation=Speculation(method="ngram", num_speculative_tokens=4, mode="rejection", token_tree=False),
+    speculation=Speculation(method="ngram", num_speculative_tokens=4, mode="rejection", token_tree=False, learn=False),
     cache_salt="salt",
     marker_tokens=OUTPUT.marker_tokens,
     only_call=OUTPUT,
