@@ -197,11 +197,14 @@ def _text(answer: dict[str, Any]) -> str:
 
 
 def _time_to_gain(arm: Arm, off: Arm) -> float | None:
-    """Seconds of `after` until a window beats the off arm's mean by two standard errors, and the rest does too."""
+    """Seconds of `after` until a window beats the off arm's mean by two standard errors, and the rest does too.
+
+    None: that did not happen, or too late to tell.
+    """
     reference = [window.tokens_a_round for window in off.of("after")]
     threshold = fmean(reference) + 2 * stdev(reference) / len(reference) ** 0.5
     windows = arm.of("after")
-    for place in range(len(windows)):
+    for place in range(len(windows) - _LAST + 1):
         rest = [window.tokens_a_round for window in windows[place:]]
         if rest[0] > threshold and fmean(rest) > threshold:
             return windows[place].start_s - windows[0].start_s
