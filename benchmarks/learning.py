@@ -86,10 +86,11 @@ def main() -> None:
     parser.add_argument("--num-speculative-tokens", type=int, default=3)
     parser.add_argument("--plot", type=Path)
     arguments = parser.parse_args()
-    prompts = [[json.loads(line) for line in path.read_text().splitlines()] for path in _paths(arguments)]
-    arms = [
-        Arm(f"learning, {share:g} of a core" if share else "off", arguments.head, share) for share in _shares(arguments)
+    prompts = [
+        [json.loads(line) for line in path.read_text().splitlines()] for path in (arguments.before, arguments.after)
     ]
+    shares = [float(share) for share in arguments.shares.split(",")]
+    arms = [Arm(f"learning, {share:g} of a core" if share else "off", arguments.head, share) for share in shares]
     arms += [Arm("oracle", arguments.oracle, 0.0)] if arguments.oracle else []
     for arm in arms:
         say(arm.name)
@@ -101,14 +102,6 @@ def main() -> None:
     if arguments.plot:
         _draw(arms, arguments.plot)
     raise SystemExit(0 if same else 1)
-
-
-def _paths(arguments: argparse.Namespace) -> tuple[Path, Path]:
-    return arguments.before, arguments.after
-
-
-def _shares(arguments: argparse.Namespace) -> list[float]:
-    return [float(share) for share in arguments.shares.split(",")]
 
 
 def _run(arm: Arm, prompts: Sequence[Sequence[dict[str, Any]]], arguments: argparse.Namespace) -> None:

@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -24,7 +24,6 @@ from outrider.shared.messages import DraftMethodInfo
 # versions of a method; each has a cache of its own: the newest, and two that older sessions still have
 _MOST_VERSIONS = 3
 
-T = TypeVar("T")
 OnTrial = Callable[[TrialResult], None]
 
 

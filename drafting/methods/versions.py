@@ -89,9 +89,10 @@ class _Trial:
         new, old = self.of_newest, self.of_previous
         if new.count >= _BROKEN_ROUNDS and old.count >= _REFERENCE_ROUNDS and new.mean < _BROKEN_SHARE * old.mean:
             return False
-        least_mean = old.mean - _ERRORS * math.sqrt(new.squared_error + old.squared_error)
-        if min(new.num_sessions, old.num_sessions) >= _FEWEST_SESSIONS and new.mean < least_mean:
-            return False
+        if min(new.num_sessions, old.num_sessions) >= _FEWEST_SESSIONS:
+            least_mean = old.mean - _ERRORS * math.sqrt(new.squared_error + old.squared_error)
+            if new.mean < least_mean:
+                return False
         return True if new.num_sessions >= _MOST_SESSIONS else None
 
 
