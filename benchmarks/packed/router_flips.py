@@ -72,7 +72,7 @@ def upcycled() -> Any:
 
 
 def train(mixture: Any, token_ids: torch.Tensor, seconds: float) -> dict[str, Any]:
-    """Trains experts and routers for so many seconds; returns how many steps that were, and the last losses."""
+    """Trains experts and routers for `seconds`; returns the number of steps and the mean of the last losses."""
     trained = [weight for name, weight in mixture.named_parameters() if ".mlp." in name]
     mixture.requires_grad_(False)
     for weight in trained:

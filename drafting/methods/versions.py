@@ -20,7 +20,7 @@ from outrider.drafting.session import DraftSession
 from outrider.engine.sampling.grammar import GrammarCompiler
 from outrider.shared.messages import DraftMethodInfo, Proposal
 
-# sessions; in so many, one is drafted for by the version before the one on trial
+# sessions; the last of every four is drafted for by the version before the one on trial
 _DEAL = 4
 # sessions of each version; fewer have no standard error to rely on, as the rounds of one text are alike
 _FEWEST_SESSIONS = 8

@@ -20,7 +20,7 @@ import torch
 
 from outrider.training.learner.windows import Pool, Window
 
-# share of the memory; windows that no head is trained on: as many as the sessions that are held back
+# share of the memory; for windows that no head is trained on: one session in ten is held back
 HELD_BACK_SHARE = 0.1
 
 

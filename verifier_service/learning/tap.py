@@ -27,7 +27,7 @@ _FEWEST_TOKENS = 16
 _MOST_WINDOWS = 4
 # windows; waiting for the learner, which takes them in microseconds unless it has stopped
 _QUEUED = 64
-# sessions; one in so many is held back: heads are judged on it and never trained
+# sessions; one in ten is held back: heads are judged on it, and never trained on it
 _HELD_BACK = 10
 
 
