@@ -109,6 +109,11 @@ class Learning:
             time.sleep(0.02)
         return self.reports[num_reports - 1]
 
+    def end(self) -> None:
+        self.stream.end()
+        self.thread.join(timeout=60)
+        assert not self.thread.is_alive()
+
     def cycle(self, seed: int, num_reports: int, *, poison: bool = False) -> dict[str, Any]:
         self.feed(100, seed, poison=poison)
         return self.wait(num_reports)
@@ -125,9 +130,7 @@ def learning(target: FrozenTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(learner_file, "_POLL_S", 0.02)
     running = Learning(target, tmp_path / "versions")
     yield running
-    running.stream.end()
-    running.thread.join(timeout=60)
-    assert not running.thread.is_alive()
+    running.end()
 
 
 @pytest.mark.parametrize("kind", TRAINED_FURTHER)
@@ -207,7 +210,7 @@ def test_a_version_of_an_earlier_process_is_judged_before_it_is_offered(learning
     report = again.wait(1)
     assert report["num_tokens"] == 0
     assert Path(report["candidate"]).parent == good.parent
-    again.stream.end()
+    again.end()  # it removes what it offered last
     (good / "model.safetensors").write_bytes(b"nothing of the kind")
     for path in learning.folder.iterdir():
         if path != good:
@@ -216,7 +219,7 @@ def test_a_version_of_an_earlier_process_is_judged_before_it_is_offered(learning
     damaged.start()
     damaged.feed(24, seed=5, held_back=True)
     assert str(good) in damaged.wait(1)["refused"]
-    damaged.stream.end()
+    damaged.end()
 
 
 def test_only_the_newest_versions_are_kept(learning: Learning) -> None:
