@@ -34,7 +34,7 @@ class DrafterServicer(pb_grpc.DrafterServicer):
         tenants: Tenants | None = None,
         load_draft: Callable[[str], DraftMethodInfo] | None = None,
     ) -> None:
-        """load_draft: see drafting.methods.loading.DraftLoader; None: it is not allowed."""
+        """load_draft: see drafting.serving.loading.DraftLoader; None: it is not allowed."""
         self._load_draft = load_draft
         self._engine = engine
         self._describe = describe

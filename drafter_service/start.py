@@ -16,9 +16,9 @@ from outrider.drafter_service.metrics import DrafterMetrics
 from outrider.drafter_service.server import DrafterServicer
 from outrider.drafter_service.tenants import Tenants
 from outrider.drafting.methods.interface import DraftMethod
-from outrider.drafting.methods.loading import DraftLoader, DraftVersionMetrics, require_cpu
 from outrider.drafting.methods.registry import build_methods
-from outrider.drafting.methods.versions import VersionedMethod
+from outrider.drafting.serving.loading import DraftLoader, DraftVersionMetrics, require_cpu
+from outrider.drafting.serving.versions import VersionedMethod
 from outrider.drafting.warm_up import warm_up
 from outrider.engine.model.load import resolve_device
 from outrider.engine.model.local_model import local_model

@@ -21,7 +21,7 @@ import torch
 
 from outrider.drafting.methods.interface import DraftMethod
 from outrider.drafting.methods.predicted import with_predictions
-from outrider.drafting.methods.versions import VersionedMethod
+from outrider.drafting.serving.versions import VersionedMethod
 from outrider.engine.attention.batch import build_batch
 from outrider.engine.attention.block_manager import BlockManager
 from outrider.engine.attention.hidden_store import HiddenStateStore

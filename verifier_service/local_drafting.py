@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 
 from outrider.drafting.methods.interface import DraftMethod
-from outrider.drafting.methods.versions import VersionedMethod
+from outrider.drafting.serving.versions import VersionedMethod
 from outrider.drafting.session import LONG_REPORT, DraftSession
 from outrider.shared.messages import DraftMethodInfo, DraftStep, LocalDrafts, Proposal
 from outrider.verifier_service.session import LocalDraft, VerifierSession

@@ -9,9 +9,9 @@ import time
 from prometheus_client import CollectorRegistry
 
 from outrider.drafting.methods.interface import DraftMethod
-from outrider.drafting.methods.loading import DraftLoader, DraftVersionMetrics, require_cpu
 from outrider.drafting.methods.registry import build_methods
-from outrider.drafting.methods.versions import VersionedMethod
+from outrider.drafting.serving.loading import DraftLoader, DraftVersionMetrics, require_cpu
+from outrider.drafting.serving.versions import VersionedMethod
 from outrider.drafting.settings import LookupSettings, MethodSettings
 from outrider.drafting.warm_up import warm_up
 from outrider.engine.model.loaded import LoadedModel

@@ -29,7 +29,7 @@ class VerifierServicer(pb_grpc.VerifierServicer):
         tracer: Tracer | None = None,
         load_draft: Callable[[str], DraftMethodInfo] | None = None,
     ) -> None:
-        """load_draft: see drafting.methods.loading.DraftLoader; None: it is not allowed."""
+        """load_draft: see drafting.serving.loading.DraftLoader; None: it is not allowed."""
         self._engine = engine
         self._load_draft = load_draft
         self._describe = describe

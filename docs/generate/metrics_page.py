@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from docs.generate.markdown import cell, code, table
 from outrider.drafter_service.metrics import DrafterMetrics
-from outrider.drafting.methods.loading import DraftVersionMetrics
+from outrider.drafting.serving.loading import DraftVersionMetrics
 from outrider.gateway.metrics import GatewayMetrics
 from outrider.verifier_service.learning.record import LearningRecord
 from outrider.verifier_service.metrics import VerifierMetrics

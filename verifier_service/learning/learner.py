@@ -1,7 +1,7 @@
 """The verifier's side of a learner: starts its process, feeds it, and tries out the heads that it makes.
 
 The process may die, hang or send nonsense: serving goes on with the head that it has. Not here: training and the
-judgement before a trial (training/learner), the trial itself (drafting/methods/versions).
+judgement before a trial (training/learner), the trial itself (drafting/serving/versions).
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from typing import Any
 
 import torch
 
-from outrider.drafting.methods.loading import DraftLoader
 from outrider.drafting.methods.registry import plan_methods
-from outrider.drafting.methods.versions import TrialResult
+from outrider.drafting.serving.loading import DraftLoader
+from outrider.drafting.serving.versions import TrialResult
 from outrider.shared.errors import ConfigError, OutriderError
 from outrider.shared.messages import DraftMethodInfo
 from outrider.verifier_service.config import VerifierConfig

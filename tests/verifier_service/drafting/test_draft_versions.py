@@ -13,8 +13,8 @@ import pytest
 
 from outrider.drafting.checkpoints.recognise import recognise
 from outrider.drafting.methods.interface import DraftMethod
-from outrider.drafting.methods.loading import DraftLoader
-from outrider.drafting.methods.versions import VersionedMethod
+from outrider.drafting.serving.loading import DraftLoader
+from outrider.drafting.serving.versions import VersionedMethod
 from outrider.drafting.session import DraftSession
 from outrider.shared.errors import InvalidRequest, Overloaded
 from outrider.shared.messages import LocalDrafts, Proposal, SessionSpec

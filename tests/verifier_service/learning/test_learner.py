@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from outrider.drafting.methods.versions import VersionedMethod
+from outrider.drafting.serving.versions import VersionedMethod
 from outrider.shared.messages import LocalDrafts, SessionSpec
 from outrider.shared.sampling_params import SamplingParams, SpeculationMode
 from outrider.verifier_service.config import VerifierConfig

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from outrider.drafting.checkpoints.recognise import recognise
 from outrider.drafting.methods.interface import DraftMethod
 from outrider.drafting.methods.registry import build_methods
-from outrider.drafting.methods.versions import TrialResult, VersionedMethod
+from outrider.drafting.serving.versions import TrialResult, VersionedMethod
 from outrider.drafting.settings import MethodSettings
 from outrider.drafting.warm_up import warm_up
 from outrider.shared.errors import ConfigError, InvalidRequest, Overloaded

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from outrider.drafting.methods.ngram import NgramMethod
-from outrider.drafting.methods.versions import TrialResult, VersionedMethod
+from outrider.drafting.serving.versions import TrialResult, VersionedMethod
 from outrider.drafting.session import DraftSession
 from outrider.shared.messages import DraftStep, Proposal, SessionSpec
 from outrider.shared.sampling_params import SamplingParams, SpeculationMode
