@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from dataclasses import replace
 from functools import partial
 
@@ -16,16 +15,16 @@ from outrider.drafter_service.metrics import DrafterMetrics
 from outrider.drafter_service.server import DrafterServicer
 from outrider.drafter_service.tenants import Tenants
 from outrider.drafting.methods.interface import DraftMethod
-from outrider.drafting.methods.registry import build_methods
-from outrider.drafting.serving.loading import DraftLoader, DraftVersionMetrics, require_cpu
-from outrider.drafting.serving.versions import VersionedMethod
-from outrider.drafting.warm_up import warm_up
+from outrider.drafting.methods.registry import build_heads
+from outrider.drafting.serving.loading import DraftLoader, DraftVersionMetrics, require_cpu, warm
+from outrider.drafting.serving.several import DraftHeadMetrics, joined
 from outrider.engine.model.load import resolve_device
 from outrider.engine.model.local_model import local_model
 from outrider.engine.sampling.coupling import NOISE_VERSION
 from outrider.shared.api_keys import KeyRing
 from outrider.shared.checkpoint.tokenizer_digest import tokenizer_digest
 from outrider.shared.config import load_config
+from outrider.shared.draft_policy.named_drafts import NamedDraft, with_paths
 from outrider.shared.messages import DrafterInfo
 from outrider.shared.service import ServedApi, require_callers_known, serve_until_signal
 from outrider.shared.telemetry import setup_logging
@@ -66,6 +65,7 @@ async def serve(argv: list[str]) -> None:
         metrics.watch(lambda: engine.num_sessions)
         digest = tokenizer_digest(vocabulary) if (vocabulary := vocabulary_folder(config)) else ""
         tenants = Tenants(ring, config.max_sessions_per_peer)
+        DraftHeadMetrics(registry, methods)
         load_draft = None
         if config.allow_draft_loading:
             load_draft = DraftLoader(config, methods, engine.between_rounds, DraftVersionMetrics(registry), log).load
@@ -87,26 +87,19 @@ def with_folders(config: DrafterConfig) -> DrafterConfig:
 
     Raises ConfigError that names the setting, or ModelRefused.
     """
-    drafts = tuple(local_model(name, "--draft-model") for name in config.draft_model)
+    drafts = with_paths(config.draft_model, lambda name: local_model(name, "--draft-model"))
     return replace(config, draft_model=drafts, target_model=local_model(config.target_model, "--target-model"))
 
 
 def load_methods(config: DrafterConfig, log: logging.Logger) -> dict[str, DraftMethod]:
     """Loads the draft methods and warms them up. Raises ConfigError."""
-    methods = build_methods(config, log.info)
-    for name, method in methods.items():
-        if method.info.model:
-            started = time.perf_counter()
-            warm_up(method)
-            log.info("%s is warm (%.1f s)", name, time.perf_counter() - started)
-            if config.allow_draft_loading:
-                methods[name] = VersionedMethod(method)
-    return methods
+    built = build_heads(config, log.info)
+    return joined(built, lambda method: warm(method, log, versions=config.allow_draft_loading))
 
 
 def vocabulary_folder(config: DrafterConfig) -> str:
     """The folder of the model whose ids proposals are in; "" where no method has a vocabulary."""
-    return config.target_model or next(iter(config.draft_model), "")
+    return config.target_model or next((NamedDraft.of(entry).path for entry in config.draft_model), "")
 
 
 def describe(config: DrafterConfig, engine: DrafterEngine, tokenizer_digest: str = "") -> DrafterInfo:

@@ -44,7 +44,9 @@ class MethodSettings(LookupSettings, ModelSettings):
     """The settings of `methods.registry.build_methods`."""
 
     draft_model: tuple[str, ...] = setting(
-        (), "Folders of draft models and trained heads, comma-separated; their methods are detected."
+        (),
+        "Folders of draft models and trained heads, comma-separated; their methods are detected. Several of one kind: "
+        "NAME=FOLDER each; every session gets the one that drafts best for sessions that begin alike.",
     )
     target_model: str = setting(
         "",

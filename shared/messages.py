@@ -261,6 +261,18 @@ class RowInvarianceCertificate:
 
 
 @dataclass(frozen=True)
+class DraftHead:
+    """One of several heads of a draft method, and the drafts of the sessions that have ended with it."""
+
+    name: str
+    model: str = ""
+    version: int = 0
+    num_sessions: int = 0
+    num_drafts: int = 0
+    num_accepted_tokens: int = 0
+
+
+@dataclass(frozen=True)
 class DraftMethodInfo:
     name: str
     model: str = ""
@@ -272,6 +284,8 @@ class DraftMethodInfo:
     takes_hidden_history: bool = False
     hidden_size: int = 0
     version: int = 0
+    # Where there are several for one target.
+    heads: tuple[DraftHead, ...] = ()
 
     def limit(self, *, token_tree: bool) -> int:
         """The most tokens that it drafts; 0: no known limit. In trees only the depth is limited, not the tokens."""

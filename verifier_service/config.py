@@ -46,8 +46,8 @@ class VerifierConfig(LookupSettings, ModelSettings, ServiceSettings):
     )
     local_draft_model: tuple[str, ...] = setting(
         (),
-        "Folders of draft models and trained heads for drafting in the verifier, comma-separated. "
-        "Their methods need no drafter.",
+        "Folders of draft models and trained heads for drafting in the verifier, comma-separated; several of one kind: "
+        "NAME=FOLDER each. Their methods need no drafter.",
     )
     local_methods: tuple[str, ...] = setting(
         (), "Methods for drafting in the verifier; empty: all with --local-draft-model, none without it."

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import time
 
 from prometheus_client import CollectorRegistry
 
 from outrider.drafting.methods.interface import DraftMethod
-from outrider.drafting.methods.registry import build_methods
-from outrider.drafting.serving.loading import DraftLoader, DraftVersionMetrics, require_cpu
-from outrider.drafting.serving.versions import VersionedMethod
+from outrider.drafting.methods.registry import build_heads
+from outrider.drafting.serving.loading import DraftLoader, DraftVersionMetrics, require_cpu, warm
+from outrider.drafting.serving.several import joined
 from outrider.drafting.settings import LookupSettings, MethodSettings
-from outrider.drafting.warm_up import warm_up
 from outrider.engine.model.loaded import LoadedModel
 from outrider.shared.errors import ConfigError
 from outrider.verifier_service.config import VerifierConfig
@@ -29,8 +27,10 @@ def build_local_methods(
     """
     if not config.local_draft_model and not config.local_methods:
         return {}
-    methods = build_methods(_settings(config), log.info, loaded, prefix=prefix)
-    for name, method in methods.items():
+    swaps = config.allow_draft_loading or config.learn != "off"
+
+    def ready(method: DraftMethod) -> DraftMethod:
+        """Returns the method warm, as it serves."""
         fits = method.info.fits(
             vocab_size=loaded.vocab_size, hidden_size=loaded.hidden_size, num_hidden_layers=loaded.num_layers
         )
@@ -39,14 +39,9 @@ def build_local_methods(
                 f"{prefix}draft-model: {method.info.model} was trained for another target than {config.model}",
                 param="local_draft_model",
             )
-        started = time.perf_counter()
-        if method.info.model:
-            warm_up(method)
-        took_s = time.perf_counter() - started
-        log.info("local drafting with %s %s (warm in %.1f s)", name, method.info.model, took_s)
-        if method.info.model and (config.allow_draft_loading or config.learn != "off"):
-            methods[name] = VersionedMethod(method)
-    return methods
+        return warm(method, log, versions=swaps)
+
+    return joined(build_heads(_settings(config), log.info, loaded, prefix=prefix), ready)
 
 
 def draft_loader(

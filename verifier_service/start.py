@@ -15,6 +15,7 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from outrider.drafting.methods.registry import plan_methods
+from outrider.drafting.serving.several import DraftHeadMetrics
 from outrider.engine.attention.block_manager import BlockManager
 from outrider.engine.certificate import certify
 from outrider.engine.errors import ModelRefused
@@ -29,6 +30,7 @@ from outrider.engine.tensor_parallel.leader import load_sharded
 from outrider.engine.tensor_parallel.protocol import LoadSpec
 from outrider.shared.checkpoint.hub import hub_id
 from outrider.shared.config import load_config
+from outrider.shared.draft_policy.named_drafts import NamedDraft, with_paths
 from outrider.shared.errors import ConfigError
 from outrider.shared.machine.memory import give_back_freed_memory
 from outrider.shared.messages import CertificateCheck, RowInvarianceCertificate, VerifierInfo
@@ -61,7 +63,7 @@ def with_folders(config: VerifierConfig) -> VerifierConfig:
 
     Raises ConfigError that names the setting, or ModelRefused.
     """
-    drafts = tuple(local_model(name, "--local-draft-model") for name in config.local_draft_model)
+    drafts = with_paths(config.local_draft_model, lambda name: local_model(name, "--local-draft-model"))
     return replace(
         config,
         model=local_model(config.model, "--model"),
@@ -169,7 +171,7 @@ def _cache_bytes(config: VerifierConfig, loaded: LoadedModel) -> int:
     if config.kv_cache_mb or loaded.device.type == "cpu":
         return (config.kv_cache_mb or CPU_CACHE_MB) << 20
     free, total = torch.cuda.mem_get_info(loaded.device)
-    drafts = [Path(folder) for folder in config.local_draft_model]
+    drafts = [Path(NamedDraft.of(entry).path) for entry in config.local_draft_model]
     drafting = sum(file.stat().st_size for folder in drafts for file in folder.iterdir())
     drafting += (len(drafts) * config.local_kv_cache_mb) << 20
     logits = 6 * config.max_num_batched_tokens * loaded.vocab_size  # as they are, and in float32
@@ -247,6 +249,7 @@ async def serve(argv: list[str]) -> None:
         give_back_freed_memory()  # what the checks and timings took: 100 MB for a target of 135 M parameters
         log.info("numerics: %s", numerics)
         swaps = config.allow_draft_loading or config.learn != "off"
+        DraftHeadMetrics(registry, engine.draft_methods)
         loader = draft_loader(config, engine, registry, log) if swaps else None
         load_draft = loader.load if loader is not None and config.allow_draft_loading else None
         learner = None

@@ -21,6 +21,7 @@ from outrider.client.cli.common import (
     print_json,
     running_stack,
 )
+from outrider.shared.draft_policy.named_drafts import with_paths
 from outrider.shared.errors import InvalidRequest, Unavailable
 from outrider.shared.tls import client_tls
 from outrider.v1 import common_pb2, drafter_pb2_grpc, verifier_pb2_grpc
@@ -28,12 +29,18 @@ from outrider.v1 import common_pb2, drafter_pb2_grpc, verifier_pb2_grpc
 # seconds; reading and warming a draft's weights, those of a model of some GB too
 _TIMEOUT_S = 600.0
 
+_PATH = "Folder of a head or draft model, on those services' machines; of several heads NAME=FOLDER."
 Verifiers = Annotated[str, typer.Option(help="Verifiers, comma-separated. Without either: the running stack's.")]
 Drafters = Annotated[str, typer.Option(help="Drafters, comma-separated.")]
 
 
 def load_draft(
-    path: Annotated[str, typer.Argument(help="Folder of a head or draft model, on those services' machines.")],
+    path: Annotated[
+        str,
+        typer.Argument(
+            help="Folder of a head or draft model, on those services' machines; NAME=FOLDER for one of several heads."
+        ),
+    ],
     verifiers: Verifiers = "",
     drafters: Drafters = "",
     tls_ca_file: TlsCaFile = "",
@@ -55,7 +62,7 @@ def load_draft(
             stack = running_stack(run_dir, "--verifiers")
             kind = "drafter" if stack.drafters else "verifier"  # those that draft
             services = [(kind, address) for address in stack.drafters or stack.verifiers]
-        folder = str(Path(path).resolve()) if Path(path).exists() else path
+        (folder,) = with_paths([path], lambda name: str(Path(name).resolve()) if Path(name).exists() else name)
         loaded = [_load(access, kind, address, folder) for kind, address in services]
         if as_json:
             print_json({"loaded": loaded})

@@ -33,8 +33,8 @@ Model = Annotated[str, typer.Option(help="Folder of the target's HF checkpoint, 
 DraftModel = Annotated[
     str,
     typer.Option(
-        help="Folders (or .gguf files) of draft models and trained heads, comma-separated; empty: the target's MTP "
-        "layer, if it has one, and n-grams."
+        help="Folders (or .gguf files) of draft models and trained heads, comma-separated, several of one kind as "
+        "NAME=FOLDER; empty: the target's MTP layer, if it has one, and n-grams."
     ),
 ]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="REST port.", envvar="OUTRIDER_PORT")]

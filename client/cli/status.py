@@ -148,11 +148,17 @@ def fleet_view(fleet: dict[str, Any], speed: Rates | None) -> RenderableType:
     for member in (*drafting_verifiers, *fleet["drafters"]):
         methods = ", ".join(_method(method) for method in member["methods"])
         drafters.add_row(member["address"], _health(member), methods, _sessions(member))
+    heads = [
+        _heads_line(member["address"], method)
+        for member in (*drafting_verifiers, *fleet["drafters"])
+        for method in member["methods"]
+        if method.get("heads")
+    ]
     learners = [_learner_line(member) for member in fleet["verifiers"] if member.get("learning")]
     # A gateway of an earlier version says nothing of it.
     warning = fleet.get("warning", "")
     warnings = [Text(f"warning: {warning}", style="yellow")] if warning else []
-    return Group("", verifiers, "", drafters, "", *learners, _gateway_line(fleet, speed), *warnings)
+    return Group("", verifiers, "", drafters, "", *heads, *learners, _gateway_line(fleet, speed), *warnings)
 
 
 def _table(*left: str, right: tuple[str, ...]) -> Table:
@@ -168,6 +174,15 @@ def _method(method: dict[str, Any]) -> str:
     version = method.get("version", 0)  # of gateways of an earlier version: not said
     swapped = f", version {version}" if version > 1 else ""
     return f"{method['name']} ({method['model']}{swapped})" if method["model"] else str(method["name"])
+
+
+def _heads_line(address: str, method: dict[str, Any]) -> Text:
+    parts = []
+    for head in method["heads"]:
+        num_drafts = head["num_drafts"]
+        brought = f", {1 + head['num_accepted_tokens'] / num_drafts:.2f} tokens a round" if num_drafts else ""
+        parts.append(f"{head['name']} {head['num_sessions']} ended sessions{brought}")
+    return Text(f"{address}: heads of {method['name']}: {'; '.join(parts)}")
 
 
 def _sessions(member: dict[str, Any]) -> str:

@@ -10,23 +10,28 @@ from outrider.client.doctor.check import Check
 from outrider.client.stack.commands import StackSettings, methods_without_draft
 from outrider.shared.checkpoint.mtp_layers import count_mtp_layers
 from outrider.shared.draft_policy.draft_methods import AUTO, FROM_CHECKPOINT, FROM_TARGET, OFF, WITHOUT_CHECKPOINT
+from outrider.shared.draft_policy.named_drafts import NamedDraft, are_told_apart
 from outrider.shared.errors import ConfigError
 from outrider.shared.speculative_config import parse_speculative_config
 
 
 def check_speculation(settings: StackSettings, checkpoints: Sequence[Mapping[str, Any]]) -> Iterator[Check]:
     """Checks drafts and method. checkpoints: drafting.probe's result for each draft, `path` and `kind` or `problem`."""
-    kinds: dict[str, str] = {}
-    for checkpoint in checkpoints:
-        path, kind = checkpoint["path"], checkpoint.get("kind")
-        name = f"draft {path}"
+    kinds: dict[str, list[NamedDraft]] = {}
+    for draft, checkpoint in zip(settings.drafts, checkpoints, strict=True):
+        kind = checkpoint.get("kind")
+        name = f"draft {draft.path}"
         if kind is None:
             yield Check(name, "fail", checkpoint["problem"], "give another --draft-model")
-        elif kind in kinds:
-            yield Check(name, "fail", f"{kinds[kind]} and {path} are both {kind}", "give one --draft-model of a kind")
+            continue
+        others = kinds.setdefault(kind, [])
+        others.append(draft)
+        if are_told_apart(others):
+            yield Check(name, "ok", f"recognised as {kind}" + (f", named {draft.name}" if draft.name else ""))
         else:
-            kinds[kind] = path
-            yield Check(name, "ok", f"recognised as {kind}")
+            found = f"{others[0].path} and {draft.path} are both {kind}"
+            advice = f"give each a name of its own: code={others[0].path},chat={draft.path}"
+            yield Check(name, "fail", found, advice)
     yield _method(settings, list(kinds))
 
 

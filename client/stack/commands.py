@@ -10,6 +10,7 @@ from pathlib import Path
 from outrider.client.stack.process_identity import process_identity
 from outrider.shared.checkpoint.mtp_layers import has_mtp_layers
 from outrider.shared.draft_policy.draft_methods import AUTO, FROM_TARGET, WITHOUT_CHECKPOINT
+from outrider.shared.draft_policy.named_drafts import NamedDraft
 from outrider.shared.listening import grpc_port_of
 from outrider.shared.speculative_config import parse_speculative_config
 
@@ -54,8 +55,12 @@ class StackSettings:
         return grpc_port_of(self.grpc_port, self.port)
 
     @property
+    def drafts(self) -> list[NamedDraft]:
+        return [NamedDraft.of(entry) for entry in self.draft_model.split(",") if entry]
+
+    @property
     def draft_folders(self) -> list[str]:
-        return [folder for folder in self.draft_model.split(",") if folder]
+        return [draft.path for draft in self.drafts]
 
 
 @dataclass

@@ -17,6 +17,7 @@ from outrider.shared.checkpoint.architectures import require_served_architecture
 from outrider.shared.checkpoint.file_names import native_weights, older_tokenizer
 from outrider.shared.checkpoint.hub import hub_id, is_here, local_checkpoint, parse_hub_name
 from outrider.shared.checkpoint.quantization import read_quantization, require_readable
+from outrider.shared.draft_policy.named_drafts import with_paths
 from outrider.shared.errors import ConfigError
 
 _GGUF_ENDING = ".gguf"
@@ -28,7 +29,7 @@ def with_folders(settings: StackSettings, progress: Progress) -> StackSettings:
     folder = checkpoint_folder(settings.model, "--model", progress)
     if settings.quantization:
         _require_format(settings.quantization, folder)
-    drafts = [checkpoint_folder(name, "--draft-model", progress) for name in settings.draft_folders]
+    drafts = with_paths(map(str, settings.drafts), lambda name: checkpoint_folder(name, "--draft-model", progress))
     verifier_args = settings.verifier_args
     served_name = hub_id(settings.model)
     if served_name and "--served-model-name" not in verifier_args:

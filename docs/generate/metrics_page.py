@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 from docs.generate.markdown import cell, code, table
 from outrider.drafter_service.metrics import DrafterMetrics
 from outrider.drafting.serving.loading import DraftVersionMetrics
+from outrider.drafting.serving.several import DraftHeadMetrics
 from outrider.gateway.metrics import GatewayMetrics
 from outrider.verifier_service.learning.record import LearningRecord
 from outrider.verifier_service.metrics import VerifierMetrics
@@ -27,8 +28,8 @@ def registries() -> Mapping[str, CollectorRegistry]:
     """Per service, its metrics at zero."""
     parts: dict[str, tuple[Callable[[CollectorRegistry], object], ...]] = {
         "gateway": (GatewayMetrics,),
-        "verifier": (VerifierMetrics, DraftVersionMetrics, LearningRecord),
-        "drafter": (DrafterMetrics, DraftVersionMetrics),
+        "verifier": (VerifierMetrics, DraftVersionMetrics, DraftHeadMetrics, LearningRecord),
+        "drafter": (DrafterMetrics, DraftVersionMetrics, DraftHeadMetrics),
     }
     found = {service: CollectorRegistry() for service in parts}
     for service, registry in found.items():

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from outrider.drafting.methods.interface import DraftMethod
 from outrider.drafting.settings import MethodSettings
 from outrider.shared.checkpoint.mtp_layers import count_mtp_layers, has_mtp_layers
+from outrider.shared.draft_policy.named_drafts import NamedDraft, are_told_apart
 from outrider.shared.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,41 +24,61 @@ _HEADS = ("eagle3", "dspark", "dflash", "eagle", "mlp_speculator", "medusa")
 def build_methods(
     settings: MethodSettings, report: Report, loaded: LoadedModel | None = None, *, prefix: str = "--"
 ) -> dict[str, DraftMethod]:
-    """Builds the methods of `plan_methods`.
+    """Builds the methods of settings with at most one checkpoint of a kind; else as `build_heads`."""
+    return {
+        name: next(iter(heads.values())) for name, heads in build_heads(settings, report, loaded, prefix=prefix).items()
+    }
+
+
+def build_heads(
+    settings: MethodSettings, report: Report, loaded: LoadedModel | None = None, *, prefix: str = "--"
+) -> dict[str, dict[str, DraftMethod]]:
+    """Builds the methods of `plan_methods`: for each its checkpoints by name, "" if there is only one.
 
     loaded: the target, if it is in this process. prefix: of the settings' flags. Raises ConfigError as `plan_methods`
     does, for an unusable checkpoint, and for too little memory.
     """
-    methods: dict[str, DraftMethod] = {}
+    built: dict[str, dict[str, DraftMethod]] = {}
     planned = plan_methods(settings.draft_model, settings.methods, settings.target_model, prefix=prefix)
     if planned.keys() - _WITHOUT_CHECKPOINT.keys():
         from outrider.engine.model.load import resolve_device  # loads torch
 
         settings = replace(settings, device=resolve_device(settings.device).type)
-    for name, path in planned.items():
-        if name in _FROM_TARGET:
-            methods[name] = _FROM_TARGET[name](settings, path, report, loaded)
-        elif path is None:
-            methods[name] = _WITHOUT_CHECKPOINT[name](settings)
-        elif name == "draft_model":
-            methods[name] = _build_draft_model(settings, path, report, prefix)
+    for name, drafts in planned.items():
+        if name in _WITHOUT_CHECKPOINT:
+            built[name] = {"": _WITHOUT_CHECKPOINT[name](settings)}
+        elif not drafts:
+            built[name] = {"": _FROM_TARGET[name](settings, None, report, loaded)}
         else:
-            methods[name] = _HEAD_BUILDERS[name](settings, path, report)
-    return methods
+            built[name] = {
+                draft.name: _build_from_checkpoint(name, draft.path, settings, report, loaded, prefix)
+                for draft in drafts
+            }
+    return built
+
+
+def _build_from_checkpoint(
+    name: str, path: str, settings: MethodSettings, report: Report, loaded: LoadedModel | None, prefix: str
+) -> DraftMethod:
+    if name in _FROM_TARGET:
+        return _FROM_TARGET[name](settings, path, report, loaded)
+    if name == "draft_model":
+        return _build_draft_model(settings, path, report, prefix)
+    return _HEAD_BUILDERS[name](settings, path, report)
 
 
 def plan_methods(
     draft_model: tuple[str, ...], methods: tuple[str, ...], target_model: str, *, prefix: str = "--"
-) -> dict[str, str | None]:
-    """Maps each method -> its checkpoint, without reading weights. prefix: of the settings' flags.
+) -> dict[str, tuple[NamedDraft, ...]]:
+    """Maps each method -> its checkpoints, without reading weights. prefix: of the settings' flags.
 
     Empty methods: those of the checkpoints, or without one those of the target's own files, and those that need none.
-    Raises ConfigError for an unknown, repeated or missing method, two checkpoints of a kind, an unrecognised one, a
-    head without its target, and a target without what the method needs of it.
+    Raises ConfigError for an unknown, repeated or missing method, two checkpoints of a kind without a name each, an
+    unrecognised one, a head without its target, and a target without what the method needs of it.
     """
     checkpoints = _recognise_all(draft_model, prefix)
     own = tuple(_FROM_TARGET) if not checkpoints and target_model and has_mtp_layers(Path(target_model)) else ()
-    plan: dict[str, str | None] = {}
+    plan: dict[str, tuple[NamedDraft, ...]] = {}
     for name in methods or (*own, *checkpoints, *_WITHOUT_CHECKPOINT):
         if name in plan:
             raise ConfigError(f"{prefix}methods: {name!r} is given twice", param="methods")
@@ -65,7 +86,7 @@ def plan_methods(
             choices = ", ".join((*_FROM_TARGET, *_FROM_CHECKPOINT, *_WITHOUT_CHECKPOINT))
             raise ConfigError(f"{prefix}methods: {name!r} is not one of {choices}", param="methods")
         if name in _FROM_CHECKPOINT and name not in checkpoints:
-            given = ", ".join(f"{path} ({kind})" for kind, path in checkpoints.items()) or "none"
+            given = ", ".join(f"{draft} ({kind})" for kind, drafts in checkpoints.items() for draft in drafts) or "none"
             raise ConfigError(
                 f"{prefix}draft-model: method {name} needs a checkpoint of its kind; given: {given}",
                 param="draft_model",
@@ -77,7 +98,7 @@ def plan_methods(
             )
         if name in _FROM_TARGET and name not in checkpoints:
             _require_mtp_layers(target_model, prefix)
-        plan[name] = checkpoints.get(name)
+        plan[name] = tuple(checkpoints.get(name, ()))
     return plan
 
 
@@ -88,22 +109,27 @@ def _require_mtp_layers(target_model: str, prefix: str) -> None:
         raise ConfigError(f"{prefix}methods: {target_model}: {error.message}", param="methods") from error
 
 
-def _recognise_all(paths: tuple[str, ...], prefix: str) -> dict[str, str]:
-    """Maps a method -> its checkpoint, in the order given."""
-    if not paths:
+def _recognise_all(entries: tuple[str, ...], prefix: str) -> dict[str, list[NamedDraft]]:
+    """Maps a method -> its checkpoints, in the order given."""
+    if not entries:
         return {}
     from outrider.drafting.checkpoints.errors import CheckpointRefused
     from outrider.drafting.checkpoints.recognise import recognise
 
-    found: dict[str, str] = {}
-    for path in paths:
+    found: dict[str, list[NamedDraft]] = {}
+    for draft in map(NamedDraft.of, entries):
         try:
-            kind = recognise(path)
+            found.setdefault(recognise(draft.path), []).append(draft)
         except CheckpointRefused as error:
             raise ConfigError(f"{prefix}draft-model: {error.message}", param="draft_model") from error
-        if kind in found:
-            raise ConfigError(f"{prefix}draft-model: {found[kind]} and {path} are both {kind}", param="draft_model")
-        found[kind] = path
+    for kind, drafts in found.items():
+        if not are_told_apart(drafts):
+            given = " and ".join(draft.path for draft in drafts)
+            raise ConfigError(
+                f"{prefix}draft-model: {given} are both {kind}: give each a name of its own, as in "
+                f"code={drafts[0].path},chat={drafts[1].path}",
+                param="draft_model",
+            )
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from outrider.drafting.checkpoints.recognise import recognise
 from outrider.drafting.methods.interface import DraftMethod
 from outrider.drafting.methods.registry import build_methods
+from outrider.drafting.serving.several import SeveralHeads
 from outrider.drafting.serving.versions import TrialResult, VersionedMethod
 from outrider.drafting.settings import MethodSettings
 from outrider.drafting.warm_up import warm_up
+from outrider.shared.draft_policy.named_drafts import NamedDraft
 from outrider.shared.errors import ConfigError, InvalidRequest, Overloaded
 from outrider.shared.messages import DraftMethodInfo
 
@@ -38,8 +41,9 @@ class DraftVersionMetrics:
             "outrider:draft_loads", "Loads of weights for drafting, by outcome.", ["outcome"], registry=registry
         )
 
-    def serves(self, info: DraftMethodInfo) -> None:
-        self._version.labels(info.name).set(info.version)
+    def serves(self, method: str, info: DraftMethodInfo) -> None:
+        """method: its name, for one of several heads METHOD/HEAD."""
+        self._version.labels(method).set(info.version)
 
     def count_load(self, outcome: str) -> None:
         """outcome: taken or refused."""
@@ -50,6 +54,17 @@ def require_cpu(device: torch.device, option: str) -> None:
     """Raises ConfigError for `option` on a GPU, whose graphs are captured while no other thread uses it."""
     if device.type != "cpu":
         raise ConfigError(f"--{option}: only on the CPU, not on {device}", param=option.replace("-", "_"))
+
+
+def warm(method: DraftMethod, log: logging.Logger, *, versions: bool) -> DraftMethod:
+    """Makes a few proposals with a method that has weights. versions: whether others may take their place."""
+    if not method.info.model:
+        return method
+    started = time.perf_counter()
+    warm_up(method)
+    took_s = time.perf_counter() - started
+    log.info("drafting with %s %s (warm in %.1f s)", method.info.name, method.info.model, took_s)
+    return VersionedMethod(method) if versions else method
 
 
 class DraftLoader:
@@ -69,15 +84,22 @@ class DraftLoader:
         self._settings, self._log, self._metrics = settings, log, metrics
         self._between_rounds = between_rounds
         self._one_at_a_time = threading.Lock()
-        self._methods = {name: method for name, method in methods.items() if isinstance(method, VersionedMethod)}
-        for method in self._methods.values():
-            metrics.serves(method.info)
+        # By kind, and then by name where there are several heads.
+        self._served: dict[str, dict[str, VersionedMethod]] = {}
+        for kind, method in methods.items():
+            heads = method.heads if isinstance(method, SeveralHeads) else {"": method}
+            served = {name: head for name, head in heads.items() if isinstance(head, VersionedMethod)}
+            if served:
+                self._served[kind] = served
+            for name, head in served.items():
+                metrics.serves(_label(kind, name), head.info)
 
     def load(self, path: str, on_trial: OnTrial | None = None) -> DraftMethodInfo:
         """Reads and checks the weights on this thread, not the engine's; sessions opened from then on use them.
 
         on_trial: they are on trial first (versions.py), and it is called with the result, on the engine's thread.
-        Raises InvalidRequest for what cannot be used, Overloaded while another one is loaded or too many are in memory.
+        path: a folder, or for one of several heads NAME=FOLDER. Raises InvalidRequest for what cannot be used,
+        Overloaded while another one is loaded or too many are in memory.
         """
         if not self._one_at_a_time.acquire(blocking=False):
             raise Overloaded("another draft is being loaded; try again later")
@@ -92,15 +114,16 @@ class DraftLoader:
         finally:
             self._one_at_a_time.release()
         self._metrics.count_load("taken")
-        self._metrics.serves(info)
         self._log.info("drafting with %s %s from now on, version %d", info.name, info.model, info.version)
         return info
 
     def _load(self, path: str, on_trial: OnTrial | None) -> DraftMethodInfo:
-        name, served = self._served(path)
+        draft = NamedDraft.of(path)
+        name, served = self._place_of(draft)
+        label = _label(name, draft.name)
         if self._between_rounds(lambda: served.num_kept) >= _MOST_VERSIONS:
-            raise Overloaded(f"sessions still use {_MOST_VERSIONS - 1} older versions of {name}; try again later")
-        settings = dataclasses.replace(self._settings, draft_model=(path,), methods=(name,))
+            raise Overloaded(f"sessions still use {_MOST_VERSIONS - 1} older versions of {label}; try again later")
+        settings = dataclasses.replace(self._settings, draft_model=(draft.path,), methods=(name,))
         method = build_methods(settings, self._log.info)[name]
         own = dataclasses.replace(served.info, model=method.info.model, version=method.info.version)
         if method.info != own:
@@ -111,24 +134,36 @@ class DraftLoader:
             if on_trial is None:
                 served.swap(method)
             else:
-                served.try_out(method, self._told(served, on_trial))
+                served.try_out(method, self._told(label, served, on_trial))
             return served.info
 
         info: DraftMethodInfo = self._between_rounds(swap)
+        self._metrics.serves(label, info)
         return info
 
-    def _told(self, served: VersionedMethod, on_trial: OnTrial) -> OnTrial:
+    def _told(self, label: str, served: VersionedMethod, on_trial: OnTrial) -> OnTrial:
         def decided(result: TrialResult) -> None:
-            self._metrics.serves(served.info)
+            self._metrics.serves(label, served.info)
             on_trial(result)
 
         return decided
 
-    def _served(self, path: str) -> tuple[str, VersionedMethod]:
-        if not (Path(path) / "config.json").is_file():
-            raise InvalidRequest(f"{path} is not a checkpoint folder (no config.json) here", param="path")
-        name = recognise(path)
-        if name not in self._methods:
-            served = ", ".join(self._methods) or "none"
-            raise InvalidRequest(f"it is a draft for {name}; methods with weights here: {served}", param="path")
-        return name, self._methods[name]
+    def _place_of(self, draft: NamedDraft) -> tuple[str, VersionedMethod]:
+        """Returns the kind of the checkpoint, and the method or head that it is for. Raises InvalidRequest."""
+        if not (Path(draft.path) / "config.json").is_file():
+            raise InvalidRequest(f"{draft.path} is not a checkpoint folder (no config.json) here", param="path")
+        kind = recognise(draft.path)
+        heads = self._served.get(kind, {})
+        if draft.name in heads:
+            return kind, heads[draft.name]
+        if not heads:
+            served = ", ".join(self._served) or "none"
+            raise InvalidRequest(f"it is a draft for {kind}; methods with weights here: {served}", param="path")
+        if "" in heads:
+            raise InvalidRequest(f"there is one {kind} here: give its folder without a name", param="path")
+        names = ", ".join(heads)
+        raise InvalidRequest(f"there are several {kind} here: give NAME=FOLDER, NAME one of {names}", param="path")
+
+
+def _label(kind: str, head: str) -> str:
+    return f"{kind}/{head}" if head else kind

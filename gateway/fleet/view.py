@@ -11,15 +11,29 @@ from collections.abc import Sequence
 from typing_extensions import TypedDict
 
 from outrider.gateway.fleet.pool import Member
-from outrider.shared.messages import DrafterInfo, DraftMethodInfo, VerifierInfo
+from outrider.shared.messages import DrafterInfo, DraftHead, DraftMethodInfo, VerifierInfo
 
 
-class MethodView(TypedDict):
-    """version: of the weights, 1 for the first; 0 where they cannot be changed while serving."""
+class HeadView(TypedDict):
+    """One of several heads of a method, and the drafts of the sessions that have ended with it."""
 
     name: str
     model: str
     version: int
+    num_sessions: int
+    num_drafts: int
+    num_accepted_tokens: int
+
+
+class MethodView(TypedDict):
+    """version: of the weights, 1 for the first; 0 where they cannot be changed while serving. heads: where there are
+    several for one target, else empty.
+    """
+
+    name: str
+    model: str
+    version: int
+    heads: list[HeadView]
 
 
 class VerifierView(TypedDict):
@@ -133,7 +147,21 @@ def _drafter(member: Member[DrafterInfo]) -> DrafterView:
 
 
 def _methods(methods: Sequence[DraftMethodInfo]) -> list[MethodView]:
-    return [{"name": method.name, "model": method.model, "version": method.version} for method in methods]
+    return [
+        {"name": method.name, "model": method.model, "version": method.version, "heads": list(map(_head, method.heads))}
+        for method in methods
+    ]
+
+
+def _head(head: DraftHead) -> HeadView:
+    return {
+        "name": head.name,
+        "model": head.model,
+        "version": head.version,
+        "num_sessions": head.num_sessions,
+        "num_drafts": head.num_drafts,
+        "num_accepted_tokens": head.num_accepted_tokens,
+    }
 
 
 def _num_sessions(member: Member[VerifierInfo] | Member[DrafterInfo]) -> int:

@@ -48,14 +48,14 @@ def learned_head(config: VerifierConfig) -> tuple[str, str]:
     if importlib.util.find_spec("outrider.training") is None:
         raise ConfigError("--learn: outrider.training is not installed here", param="learn")
     plan = plan_methods(config.local_draft_model, config.local_methods, config.model, prefix="--local-")
-    heads = [(name, path) for name, path in plan.items() if name in _LEARNING and path]
+    heads = [(name, draft.path) for name, drafts in plan.items() if name in _LEARNING for draft in drafts]
     if len(heads) != 1:
-        found = " and ".join(name for name, _ in heads) or "none"
+        found = " and ".join(f"{name} {path}" for name, path in heads) or "none"
         raise ConfigError(
             f"--learn: needs one head that can be trained further ({', '.join(_LEARNING)}), there is {found}",
             param="learn",
         )
-    return heads[0][0], str(heads[0][1])
+    return heads[0]
 
 
 def build_learner(

@@ -53,6 +53,34 @@ def test_load_draft(is_allowed: bool, num_drafters: int, tmp_path: Path) -> None
         assert "methods with weights here: eagle3" in refused.stderr
         fleet = json.loads(outrider("status", "--json", *run_dir).stdout)["fleet"]
         drafting = fleet["drafters" if num_drafters else "verifiers"]
-        assert {"name": "eagle3", "model": "other", "version": 2} in drafting[0]["methods"]
+        assert {"name": "eagle3", "model": "other", "version": 2, "heads": []} in drafting[0]["methods"]
+    finally:
+        outrider("down", *run_dir)
+
+
+@pytest.mark.parametrize("num_drafters", [0, 1])
+def test_several_heads(num_drafters: int, tmp_path: Path) -> None:
+    """Sessions find the better of two heads; one of them is loaded anew; the text stays."""
+    other = with_noise(HEAD, tmp_path / "other", 1.0)
+    port, run_dir = server_port(), ("--run-dir", str(tmp_path / "run"))
+    heads = ("--draft-model", f"bad={other},good={HEAD}", "--drafters", str(num_drafters), "--allow-draft-loading")
+    up = outrider("up", "--detach", "--port", str(port), *heads, *run_dir)
+    assert up.returncode == 0, up.stderr
+    try:
+        url = f"http://127.0.0.1:{port}"
+        assert len({answer(url) for _ in range(30)}) == 1
+        loaded = outrider("load-draft", f"bad={HEAD}", "--json", *run_dir)
+        assert loaded.returncode == 0, loaded.stderr
+        refused = outrider("load-draft", str(HEAD), *run_dir)
+        assert refused.returncode == 2
+        assert "NAME=FOLDER, NAME one of bad, good" in refused.stderr
+        fleet = json.loads(outrider("status", "--json", *run_dir).stdout)["fleet"]
+        drafting = fleet["drafters" if num_drafters else "verifiers"]
+        [method] = [method for method in drafting[0]["methods"] if method["name"] == "eagle3"]
+        bad, good = method["heads"]
+        assert (bad["version"], good["version"]) == (2, 1)
+        assert bad["num_sessions"] + good["num_sessions"] == 30
+        assert good["num_sessions"] > 20
+        assert f"heads of eagle3: bad {bad['num_sessions']} ended sessions" in outrider("status", *run_dir).stdout
     finally:
         outrider("down", *run_dir)

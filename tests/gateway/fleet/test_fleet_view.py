@@ -68,7 +68,7 @@ async def test_members_that_answer(channel: grpc.aio.Channel) -> None:
                 "num_free_blocks": 60,
                 "block_size": 16,
                 "numerics": "bfloat16/cpu/cpu/tp1/00",
-                "methods": [{"name": "suffix", "model": "", "version": 0}],
+                "methods": [{"name": "suffix", "model": "", "version": 0, "heads": []}],
                 "learning": {
                     "num_tokens": 20_000,
                     "num_dropped_tokens": 0,
@@ -89,8 +89,8 @@ async def test_members_that_answer(channel: grpc.aio.Channel) -> None:
                 "num_sessions": 4,  # two have come since the last look
                 "max_sessions": 64,
                 "methods": [
-                    {"name": "draft_model", "model": "demo-draft", "version": 0},
-                    {"name": "ngram", "model": "", "version": 0},
+                    {"name": "draft_model", "model": "demo-draft", "version": 0, "heads": []},
+                    {"name": "ngram", "model": "", "version": 0, "heads": []},
                 ],
             }
         ],

@@ -1,0 +1,106 @@
+"""Which of several heads drafts for a session: the one that was right most often for sessions that begin alike.
+
+Requests of one kind share their beginning, a system prompt, and those of one tenant a salt. So what is known of a
+session's heads is what they did for sessions with the same first tokens, the longer the better, over what they did for
+all. A head is drawn with the probability that it is the best (Thompson, 1933; beta posteriors as in Chapelle and Li,
+2011): heads that are not known yet, or hardly worse, are tried by themselves, and less with each try.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from outrider.shared.messages import SessionSpec
+from outrider.shared.sampling_params import SpeculationMode
+
+# tokens; beginnings that are told apart: each at most half longer than the one before it, as the text of the request
+# itself comes behind a system prompt of any length
+_BEGINNINGS = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+# beginnings; most that are remembered, those of about a hundred sessions that share none
+_MOST_BEGINNINGS = 1024
+# draft tokens; what all sessions, or those with a shorter beginning, weigh beside a beginning's own
+_PRIOR_TOKENS = 32.0
+# acceptance of a head before any draft, and its weight in draft tokens; published heads: 0.6 to 0.8
+_FIRST_ACCEPTANCE, _FIRST_TOKENS = 0.7, 4.0
+# ratio; variance of acceptance between sessions over that of independent drafts: those of one text are alike
+_ALIKE = 4.0
+# draft tokens; memory of a beginning, a few thousand output tokens: heads learn, and traffic turns
+_MEMORY_TOKENS = 2000.0
+
+# (salt, first tokens)
+_Key = tuple[str, tuple[int, ...]]
+
+
+@dataclass
+class _Drafts:
+    """Draft tokens that were accepted, and drafts that ended with a wrong one, decayed."""
+
+    accepted: float = 0.0
+    wrong: float = 0.0
+
+    def add(self, num_accepted: int, num_wrong: int) -> None:
+        keep = max(0.0, 1.0 - (num_accepted + num_wrong) / _MEMORY_TOKENS)
+        self.accepted = keep * self.accepted + num_accepted
+        self.wrong = keep * self.wrong + num_wrong
+
+
+class HeadChoice:
+    """Draws heads by name for sessions, and learns from how right their drafts were.
+
+    Every step is linear in the number of heads; a session costs at most twelve of them, whatever its prompt.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = tuple(names)
+        self._random = random.Random(0)  # what is drawn changes no output
+        self._drafts: OrderedDict[_Key, dict[str, _Drafts]] = OrderedDict()
+        self._of_all: dict[str, _Drafts] = {}
+
+    def choose(self, spec: SessionSpec) -> str:
+        """Draws the head of a new session."""
+        known = [self._of_all, *(self._drafts[key] for key in _keys(spec) if key in self._drafts)]
+        return max(self._names, key=lambda name: self._draw(name, known))
+
+    def drop(self, name: str) -> None:
+        """Never chooses it again; the last one stays."""
+        if len(self._names) > 1:
+            self._names = tuple(other for other in self._names if other != name)
+
+    def observe(self, spec: SessionSpec, name: str, num_accepted: int, num_wrong: int) -> None:
+        """Learns from a session that has ended, but from no seeded one in rejection mode.
+
+        Its noise is a function of the request, so a choice that it had a part in would depend on the numbers that judge
+        the same request's drafts (docs/correctness.md). A salt keeps sessions apart: nothing of them is learned for
+        others.
+        """
+        is_seeded = spec.sampling_params.seed is not None
+        if num_accepted + num_wrong == 0 or (is_seeded and spec.mode is SpeculationMode.REJECTION):
+            return
+        if not spec.cache_salt:
+            self._of_all.setdefault(name, _Drafts()).add(num_accepted, num_wrong)
+        for key in _keys(spec):
+            drafts = self._drafts.setdefault(key, {})
+            self._drafts.move_to_end(key)
+            drafts.setdefault(name, _Drafts()).add(num_accepted, num_wrong)
+        while len(self._drafts) > _MOST_BEGINNINGS:
+            self._drafts.popitem(last=False)
+
+    def _draw(self, name: str, known: Sequence[dict[str, _Drafts]]) -> float:
+        chance, weight = _FIRST_ACCEPTANCE, _FIRST_TOKENS
+        for of_heads in known:
+            drafts = of_heads.get(name, _Drafts())
+            weight = min(weight, _PRIOR_TOKENS)
+            total = weight + drafts.accepted + drafts.wrong
+            chance, weight = (weight * chance + drafts.accepted) / total, total
+        weight /= _ALIKE
+        return self._random.betavariate(weight * chance + 1e-3, weight * (1.0 - chance) + 1e-3)
+
+
+def _keys(spec: SessionSpec) -> list[_Key]:
+    """Returns what a session shares with those that begin alike, shortest first."""
+    prompt = spec.prompt_token_ids
+    lengths = [0, *_BEGINNINGS] if spec.cache_salt else _BEGINNINGS
+    return [(spec.cache_salt, prompt[:length]) for length in lengths if length <= len(prompt)]
