@@ -6,7 +6,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
 from outrider.plugins.fleet import Ask, Fleet
@@ -39,15 +39,15 @@ class NamedRequests:
         self._closed = threading.Event()
         threading.Thread(target=self._sweep, name="outrider-sweep", daemon=True).start()
 
-    def drafts(self, texts: Sequence[Text]) -> list[Draft]:
-        """The draft of each text, of at most its room, with parents. Never raises."""
+    def drafts(self, texts: Iterable[Text]) -> list[Draft]:
+        """The draft of each text, of at most its room, with parents; none at all on an error. Never raises."""
         try:
             asks = [self._ask(text) for text in texts]
             found = self.fleet.ask(asks)
             return [self._usable(ask, found.get(ask.session.number, Draft())) for ask in asks]
         except Exception:
             self._log.exception("Outrider has no drafts for this step")
-            return [Draft() for _ in texts]
+            return []
 
     def forget(self, names: Iterable[Hashable]) -> None:
         """Closes the sessions of requests that have ended. Never raises."""

@@ -139,16 +139,14 @@ class Corpus:
 
         tails: the end of each text, with the tokens that its request has not yet. lengths: of the whole texts.
         """
-        drafts = [Draft() for _ in tails]
+        drafts: list[Draft] = []
         if self._ranks.rank_in_group == 0:
-            drafts = self._drafts.drafts(
-                [
-                    Text(name, _whole(request, tail, length), self._num_nodes - 1)
-                    for name, request, tail, length in zip(request_ids, self.requests, tails, lengths, strict=True)
-                ]
-            )
+            rows = zip(request_ids, self.requests, tails, lengths, strict=True)
+            texts = (Text(name, _whole(request, *row), self._num_nodes - 1) for name, request, *row in rows)
+            drafts = self._drafts.drafts(texts)
         if self._ranks.world_size > 1:
             drafts = self._ranks.broadcast_object(drafts, src=0)
+        drafts = drafts or [Draft() for _ in tails]
         trees = [tree(tail[-1], draft, self._num_nodes) for tail, draft in zip(tails, drafts, strict=True)]
         return np.concatenate([tokens for tokens, _ in trees]), np.concatenate([mask.ravel() for _, mask in trees])
 

@@ -17,8 +17,8 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from tensorrt_llm._torch.speculative.drafter import Drafter as Base  # type: ignore[import-not-found,unused-ignore]
-from tensorrt_llm._utils import mpi_broadcast, mpi_rank  # type: ignore[import-not-found,unused-ignore]
+from tensorrt_llm._torch.speculative.drafter import Drafter as Base
+from tensorrt_llm._utils import mpi_broadcast, mpi_rank
 
 from outrider.plugins.named import NamedRequests, Text
 from outrider.plugins.options import Options
@@ -27,7 +27,7 @@ from outrider.plugins.usable import digest_of
 log = logging.getLogger(__name__)
 
 
-class Drafter(Base):  # type: ignore[misc,unused-ignore]
+class Drafter(Base):  # type: ignore[misc]
     """For `UserProvidedDecodingConfig(drafter=...)`."""
 
     # TensorRT-LLM pads drafts for CUDA graphs, and takes their tokens' cache back by the padded length.
@@ -54,14 +54,9 @@ class Drafter(Base):  # type: ignore[misc,unused-ignore]
         self._drafts.close()
 
     def _ask(self, requests: Sequence[Any]) -> dict[int, list[int]]:
-        try:
-            found = self._drafts.drafts([self._text(request) for request in requests])
-            return {
-                request.py_request_id: list(draft.token_ids) for request, draft in zip(requests, found, strict=True)
-            }
-        except Exception:
-            log.exception("Outrider has no drafts for this step")
-            return {}
+        drafts = self._drafts.drafts(self._text(request) for request in requests)
+        found = zip(requests, drafts, strict=bool(drafts))  # none at all on an error
+        return {request.py_request_id: list(draft.token_ids) for request, draft in found}
 
     def _text(self, request: Any) -> Text:
         token_ids = np.array(request.get_tokens(0), np.int32)

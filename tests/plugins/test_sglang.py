@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from outrider.plugins import named, sglang
-from outrider.plugins.usable import Draft
+from outrider.plugins.usable import Draft, usable
 from outrider.shared.messages import Proposal
 from tests.plugins.fake_runner import cycle
 from tests.plugins.fake_sglang import NGRAMWorker, Request, Verifier, parents_of, server_args
@@ -108,6 +108,31 @@ def test_a_tree_s_nodes_and_ancestors() -> None:
     tokens, mask = sglang.tree(9, Draft(), 3)
     assert tokens.tolist() == [9, 9, 9]
     assert np.array_equal(mask, np.tri(3, dtype=bool))
+
+
+def first_token_law(tokens: Any, mask: Any, probs: list[float]) -> list[float]:
+    """The law of the token after the root by SGLang's rule for temperatures (sgl_kernel/speculative/sampling.cuh).
+
+    One coin for all children: each is taken where the probabilities up to it pass the coin, and if none is, a token is
+    drawn without them.
+    """
+    law, left, passed = [0.0] * len(probs), list(probs), 0.0
+    for child, parent in enumerate(parents_of(mask)):
+        if parent == 0:
+            token = int(tokens[child])
+            law[token] += min(1.0, passed + probs[token]) - min(1.0, passed)
+            passed, left[token] = passed + probs[token], 0.0
+    missed = max(0.0, 1.0 - passed)
+    return [share + missed * rest / (sum(left) or 1.0) for share, rest in zip(law, left, strict=True)]
+
+
+@pytest.mark.parametrize("draft", [Draft(), Draft([1, 1, 1, 1], parents=[-1] * 4), Draft([2, 1, 2], parents=[-1] * 3)])
+def test_no_draft_moves_the_law(draft: Draft) -> None:
+    probs = [0.4, 0.3, 0.2, 0.1]
+    taken = usable(draft, num_tokens=5, vocab_size=4, min_confidence=0.0, max_branches=4)
+    assert first_token_law(*sglang.tree(3, taken, 6), probs) == pytest.approx(probs)
+    filled = np.eye(6, dtype=bool) | (np.arange(6) == 0)
+    assert first_token_law([3, 0, 0, 0, 0, 0], filled, probs)[0] == 1.0, "SGLang's own filling says 0 too often"
 
 
 def _explode(_: Proposal) -> Proposal:
