@@ -142,7 +142,9 @@ class Corpus:
         drafts: list[Draft] = []
         if self._ranks.rank_in_group == 0:
             rows = zip(request_ids, self.requests, tails, lengths, strict=True)
-            texts = (Text(name, _whole(request, *row), self._num_nodes - 1) for name, request, *row in rows)
+            texts = (
+                Text(name, _whole(request, tail, length), self._num_nodes - 1) for name, request, tail, length in rows
+            )
             drafts = self._drafts.drafts(texts)
         if self._ranks.world_size > 1:
             drafts = self._ranks.broadcast_object(drafts, src=0)
