@@ -11,6 +11,7 @@ there. None of its exceptions leaves this module.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Sequence
 from functools import cached_property
@@ -22,7 +23,7 @@ from tensorrt_llm._utils import mpi_broadcast, mpi_rank
 
 from outrider.plugins.named import NamedRequests, Text
 from outrider.plugins.options import Options
-from outrider.plugins.usable import digest_of
+from outrider.plugins.usable import digest_of, file_of
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +73,10 @@ class Drafter(Base):  # type: ignore[misc]
 
 
 def _vocab_size(model: str) -> int:
-    from transformers import AutoConfig
-
-    return int(AutoConfig.from_pretrained(model).get_text_config().vocab_size)
+    """Raises ValueError where the config is not on this machine, or does not say."""
+    file = file_of(model, "config.json")
+    config = {} if file is None else json.loads(file.read_text())
+    found = config.get("text_config", config).get("vocab_size")
+    if not found:
+        raise ValueError(f"{model}: no config.json with a vocab_size is on this machine; give vocab_size")
+    return int(found)

@@ -42,15 +42,22 @@ def usable(draft: Draft, *, num_tokens: int, vocab_size: int, min_confidence: fl
 
 def digest_of(name: str, revision: str | None) -> str:
     """The digest of a target's tokenizer, a folder or Hub id; "" where its tokenizer.json is not on this machine."""
-    if Path(name).is_dir():
-        return tokenizer_digest(name)
-    try:
-        from huggingface_hub import try_to_load_from_cache  # type: ignore[import-not-found,unused-ignore]
+    file = file_of(name, "tokenizer.json", revision)
+    return "" if file is None else tokenizer_digest(file.parent)
 
-        found = try_to_load_from_cache(name, "tokenizer.json", revision=revision)
-    except Exception:  # not a Hub id, or no such package
-        return ""
-    return tokenizer_digest(Path(found).parent) if isinstance(found, str) else ""
+
+def file_of(name: str, file: str, revision: str | None = None) -> Path | None:
+    """A file of a model, a folder or Hub id; None where it is not on this machine."""
+    if Path(name).is_dir():
+        found: object = str(Path(name) / file)
+    else:
+        try:
+            from huggingface_hub import try_to_load_from_cache  # type: ignore[import-not-found,unused-ignore]
+
+            found = try_to_load_from_cache(name, file, revision=revision)
+        except Exception:  # not a Hub id, or no such package
+            return None
+    return Path(found) if isinstance(found, str) and Path(found).is_file() else None
 
 
 def _branches(edges: Sequence[tuple[int, int]], parent: int) -> int:

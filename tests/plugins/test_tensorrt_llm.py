@@ -141,3 +141,5 @@ def test_the_number_of_ids_is_the_config_s(ranks: Ranks) -> None:
     from outrider.tensorrt_llm import Drafter
 
     assert Drafter(str(ROOT / "models/demo-target"), max_draft_len=4, drafters=["h:1"])._vocab_size == 4096
+    with pytest.raises(ValueError, match="give vocab_size"):
+        Drafter("no/such-model", max_draft_len=4, drafters=["h:1"])
