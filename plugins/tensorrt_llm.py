@@ -34,12 +34,17 @@ class Drafter(Base):  # type: ignore[misc]
     # TensorRT-LLM pads drafts for CUDA graphs, and takes their tokens' cache back by the padded length.
     _needs_padding_kv_extension = True
 
-    def __init__(self, model: str, *, max_draft_len: int, vocab_size: int = 0, **options: Any) -> None:
+    def __init__(
+        self, model: str, *, max_draft_len: int, max_concurrency: int | None = None, vocab_size: int = 0, **options: Any
+    ) -> None:
         """Raises ValueError that names a wrong option.
 
-        model: the target's folder or Hub id. vocab_size: 0: as its config says. options: options.Options, but auto_off.
+        model: the target's folder or Hub id. max_concurrency: most requests that are drafted for at once; None: any
+        number. vocab_size: 0: as its config says. options: options.Options, but auto_off.
         """
-        super().__init__(max_draft_len=max_draft_len, max_total_draft_tokens=max_draft_len)
+        super().__init__(
+            max_draft_len=max_draft_len, max_total_draft_tokens=max_draft_len, max_concurrency=max_concurrency
+        )
         self._options = Options.read(options)
         self._model, self._vocab_size = model, vocab_size or _vocab_size(model)
 

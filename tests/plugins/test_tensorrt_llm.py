@@ -137,6 +137,11 @@ def test_wrong_options_are_named_before_a_model_is_loaded(ranks: Ranks) -> None:
         made_drafter("h:1", deadlin_ms=4)
 
 
+def test_the_bound_of_requests_is_tensorrt_llm_s_to_keep(ranks: Ranks) -> None:
+    assert made_drafter("h:1", max_concurrency=8).max_concurrency == 8
+    assert made_drafter("h:1").max_concurrency is None
+
+
 def test_the_number_of_ids_is_the_config_s(ranks: Ranks) -> None:
     from outrider.tensorrt_llm import Drafter
 
