@@ -5,6 +5,7 @@ A session is opened at another drafter by one message with its whole text, so a 
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import Counter, defaultdict
@@ -14,7 +15,9 @@ from typing import Any
 
 from outrider.plugins import wire
 from outrider.plugins.link import Link
+from outrider.plugins.options import Options
 from outrider.plugins.rows import Session, Tokens
+from outrider.plugins.usable import Draft
 
 # tokens; opened in one step: after the loss of a drafter the texts of a large batch go out over several steps
 _MAX_OPENED = 32_768
@@ -32,11 +35,15 @@ _EPOCH = 1
 
 @dataclass(frozen=True)
 class Ask:
-    """A session, its row of tokens, and how many draft tokens are wanted; 0: it is only opened."""
+    """A session, its row of tokens, and how many draft tokens are wanted; 0: it is only opened.
+
+    max_branches: of a node of the draft; 1: a chain.
+    """
 
     session: Session
     row: Tokens
     num_draft_tokens: int
+    max_branches: int = 1
 
 
 @dataclass
@@ -51,18 +58,18 @@ class _State:
 
 @dataclass
 class _Round:
-    """Session number -> the tokens of its draft and their confidences, 0 to 255 each or none."""
+    """Session number -> what is waited for, and what has come."""
 
     wanted: dict[int, Session] = field(default_factory=dict)
-    answers: dict[int, tuple[list[int], bytes]] = field(default_factory=dict)
+    answers: dict[int, Draft] = field(default_factory=dict)
 
 
 class Fleet:
     """Used by the engine's thread; the links' threads bring answers."""
 
-    def __init__(self, method: str) -> None:
+    def __init__(self, options: Options) -> None:
         self.links: list[Link] = []
-        self._method = method
+        self._options = options
         self._answered = threading.Condition()  # guards all below, and the sessions' fields
         self._states: dict[Link, _State] = defaultdict(_State)
         self._sessions: dict[int, Session] = {}
@@ -71,9 +78,17 @@ class Fleet:
         self._num_held: Counter[Link] = Counter()
         self._num_opened = 0
 
-    def ask(self, asks: Sequence[Ask], deadline_s: float) -> dict[int, tuple[list[int], bytes]]:
+    def connect(self, model: str, tokenizer_digest: str, vocab_size: int, log: logging.Logger) -> None:
+        """Connects to the drafters of the options, and goes on to where they are not there."""
+        method = self._options.method
+        engine = wire.DraftEngine(model=model, tokenizer_digest=tokenizer_digest, vocab_size=vocab_size, method=method)
+        for address in self._options.drafters:
+            self.links.append(Link(address, self._options, engine, self.take, log))
+
+    def ask(self, asks: Sequence[Ask]) -> dict[int, Draft]:
         """Returns the drafts that come before the deadline, by the session's number; `Ask`s that have none lack."""
         started = time.monotonic()
+        deadline_s = self._options.deadline_ms / 1e3
         messages: dict[Link, list[dict[str, Any]]] = defaultdict(list)
         with self._answered:
             current = self._round = _Round()
@@ -109,9 +124,9 @@ class Fleet:
                     continue
                 proposal = answer.proposal.proposal
                 is_wanted = session.number in self._round.wanted  # else it is of an earlier round, late
-                if is_wanted and not proposal.parents and proposal.base_len == session.sent_len - session.open_len:
-                    draft = proposal.token_ids[:_MAX_TAKEN], proposal.confidence[:_MAX_TAKEN]
-                    self._round.answers[session.number] = draft
+                if is_wanted and proposal.base_len == session.sent_len - session.open_len:
+                    found = proposal.token_ids, proposal.confidence, proposal.parents
+                    self._round.answers[session.number] = Draft(*(part[:_MAX_TAKEN] for part in found))
             if len(self._round.answers) >= len(self._round.wanted):
                 self._answered.notify()
 
@@ -154,6 +169,8 @@ class Fleet:
             "base_len": session.sent_len - session.open_len,
             "committed_token_ids": ask.row[session.sent_len : session.length].tolist(),
             "num_draft_tokens": ask.num_draft_tokens,
+            "max_tree_nodes": ask.num_draft_tokens if ask.max_branches > 1 else 0,
+            "max_branches": ask.max_branches if ask.max_branches > 1 else 0,
         }
         session.sent_len, session.owes = session.length, True
         messages[link].append({"session": session.number, "step": step})
@@ -163,7 +180,7 @@ class Fleet:
         return {
             "session_id": str(ask.session.number),
             "epoch": _EPOCH,
-            "method": self._method,
+            "method": self._options.method,
             "prompt_token_ids": ask.row[: ask.session.length].tolist(),
             "sampling_params": _PARAMS,
             "mode": wire.EXACT,

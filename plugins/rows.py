@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # tokens; end of a text that is compared
 _TAIL = 64
-Tokens = npt.NDArray[np.int32]
+Tokens = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 
 @dataclass(eq=False)

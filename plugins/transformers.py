@@ -17,12 +17,10 @@ from typing import Any
 
 import numpy as np
 
-from outrider.plugins import wire
 from outrider.plugins.fleet import Ask, Fleet
-from outrider.plugins.link import Link
 from outrider.plugins.options import Options
 from outrider.plugins.rows import Session
-from outrider.plugins.usable import digest_of, usable
+from outrider.plugins.usable import Draft, digest_of, usable
 
 log = logging.getLogger(__name__)
 
@@ -37,15 +35,9 @@ class Drafts:
         self._num_draft_tokens, self._vocab_size = num_draft_tokens, int(config.vocab_size)
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()  # a round of the fleet at a time
-        self._fleet = Fleet(self._options.method)
-        engine = wire.DraftEngine(
-            model=str(model.name_or_path),
-            tokenizer_digest=digest_of(str(model.name_or_path), None),
-            vocab_size=self._vocab_size,
-            method=self._options.method,
-        )
-        for address in self._options.drafters:
-            self._fleet.links.append(Link(address, self._options, engine, self._fleet.take, log))
+        self._fleet = Fleet(self._options)
+        name = str(model.name_or_path)
+        self._fleet.connect(name, digest_of(name, None), self._vocab_size, log)
 
     def __call__(self, model: Any, input_ids: Any, *, generation_config: Any, **arguments: Any) -> Any:
         """The decoding method that `generate` calls."""
@@ -66,13 +58,14 @@ class Drafts:
         ask = Ask(session, np.array(token_ids, np.int32), num_tokens)
         try:
             with self._lock:
-                found = self._fleet.ask([ask], self._options.deadline_ms / 1e3).get(session.number, ([], b""))
-            return usable(
-                found[0][:num_tokens],
-                found[1],
+                found = self._fleet.ask([ask]).get(session.number, Draft())
+            draft = usable(
+                found,
+                num_tokens=num_tokens,
                 vocab_size=self._vocab_size,
                 min_confidence=self._options.min_confidence,
             )
+            return list(draft.token_ids)
         except Exception:
             log.exception("Outrider has no draft for this step")
             return []

@@ -16,13 +16,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from outrider.plugins import wire
 from outrider.plugins.fleet import Ask, Fleet
-from outrider.plugins.link import Link
 from outrider.plugins.options import Options
 from outrider.plugins.rows import Rows, Session
 from outrider.plugins.switch import Switch
-from outrider.plugins.usable import digest_of, usable
+from outrider.plugins.usable import Draft, digest_of, usable
 
 log = logging.getLogger("vllm.outrider")  # vLLM's own handlers print it
 
@@ -42,17 +40,12 @@ class Proposer:
         self._rows, self._switch = Rows(), Switch()
         self._lock = threading.Lock()  # of the rows, which are swept while vLLM is idle
         self._last: tuple[float, frozenset[int]] = (0.0, frozenset())
-        self._fleet = Fleet(self._options.method)
+        self._fleet = Fleet(self._options)
         self._closed = threading.Event()
         if _is_asking_rank():
-            engine = wire.DraftEngine(
-                model=str(model.served_model_name or model.model),
-                tokenizer_digest=digest_of(str(model.tokenizer), model.tokenizer_revision),
-                vocab_size=self._vocab_size,
-                method=self._options.method,
-            )
-            for address in self._options.drafters:
-                self._fleet.links.append(Link(address, self._options, engine, self._fleet.take, log))
+            name = str(model.served_model_name or model.model)
+            digest = digest_of(str(model.tokenizer), model.tokenizer_revision)
+            self._fleet.connect(name, digest, self._vocab_size, log)
             threading.Thread(target=self._sweep, name="outrider-sweep", daemon=True).start()
 
     def load_model(self, *_args: Any, **_kwargs: Any) -> None:
@@ -91,8 +84,8 @@ class Proposer:
         for row, session in enumerate(sessions):
             room = self._max_model_len - session.length - 1
             asks.append(Ask(session, token_ids[row], max(0, min(self._num_draft_tokens, room)) if sampled[row] else 0))
-        drafts = self._fleet.ask(asks, self._options.deadline_ms / 1e3)
-        return [self._usable(*drafts.get(session.number, ([], b""))) for session in sessions]
+        drafts = self._fleet.ask(asks)
+        return [self._usable(drafts.get(session.number, Draft())) for session in sessions]
 
     def _observe(self, sessions: Sequence[Session], sampled: Sequence[Sequence[int]]) -> None:
         """Steps that read prompts, begin or end requests are not compared: most of their time is not decoding."""
@@ -105,13 +98,14 @@ class Proposer:
             state = "on" if pays else "off: they do not pay"
             log.info("Outrider's drafts for batches of about %d are %s", len(sessions), state)
 
-    def _usable(self, token_ids: list[int], confidence: bytes) -> list[int]:
-        return usable(
-            token_ids[: self._num_draft_tokens],
-            confidence,
+    def _usable(self, draft: Draft) -> list[int]:
+        found = usable(
+            draft,
+            num_tokens=self._num_draft_tokens,
             vocab_size=self._vocab_size,
             min_confidence=self._options.min_confidence,
         )
+        return list(found.token_ids)
 
     def _sweep(self) -> None:
         while not self._closed.wait(_SWEEP_S):

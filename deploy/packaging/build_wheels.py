@@ -3,10 +3,11 @@
     python deploy/packaging/build_wheels.py dist        # after `make protos`: the generated code goes into the wheels
 
 All come from the one pyproject.toml: one version, and the client's dependencies are a part of the server's. The audit's
-is the folder `client/audit` alone, as the package `outrider_audit`. `outrider-vllm` is what vLLM loads; it has no
-generated code, so its dependencies are as old as vLLM's. `outrider-dynamo` is a worker of NVIDIA Dynamo. Each is built
-from a copy with what users need: the generated code refuses runtimes older than its generator, so the wheels that have
-it ask for the versions that it names. Not here: installing them (try_wheel.sh, test_client_wheel.py).
+is the folder `client/audit` alone, as the package `outrider_audit`. `outrider-vllm` is what vLLM, SGLang, TensorRT-LLM
+and transformers load; it has no generated code, so its dependencies are as old as theirs. `outrider-dynamo` is a worker
+of NVIDIA Dynamo. Each is built from a copy with what users need: the generated code refuses runtimes older than its
+generator, so the wheels that have it ask for the versions that it names. Not here: installing them (try_wheel.sh,
+test_client_wheel.py).
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ NOT_FOR_CLIENTS = {"uvloop"}
 CLIENT_DESCRIPTION = "Python client and command line of Outrider: lossless speculative decoding for LLM serving"
 AUDIT_DESCRIPTION = "Tests over HTTP whether a server's speculative decoding changes its output"
 AUDIT_NEEDS = {"httpx", "numpy"}
-VLLM_DESCRIPTION = "Outrider's drafters for vLLM: a proposer that asks them over gRPC"
+VLLM_DESCRIPTION = "Outrider's drafters for vLLM, SGLang, TensorRT-LLM and transformers, asked over gRPC"
 VLLM_PARTS = (
-    *("__init__.py", "py.typed", "vllm.py", "transformers.py", "v1/descriptors.binpb"),
+    *("__init__.py", "py.typed", "v1/descriptors.binpb"),
+    *("vllm.py", "sglang.py", "tensorrt_llm.py", "transformers.py"),
     *(f"plugins/{path.name}" for path in sorted((ROOT / "plugins").glob("*.py"))),
     *("shared/__init__.py", "shared/checkpoint/__init__.py", "shared/checkpoint/tokenizer_digest.py"),
 )
@@ -141,10 +143,13 @@ def build_from(project: Mapping[str, Any], sources: Mapping[Path, str], target: 
 def main(target: Path) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     floors = generated_with()
+    # Of a group's name a table: only the wheels that have the plugins name them.
+    plugins = {f'entry-points."{group}"': named for group, named in project.pop("entry-points").items()}
     everything = [entry.name for entry in (ROOT / "outrider").iterdir() if entry.name != "__pycache__"]
-    build(server_project(project), everything, floors, target)
+    build(server_project(project) | plugins, everything, floors, target)
     build(client_project(project), CLIENT_PARTS, floors, target)
-    build(plugin_project(project, "outrider-vllm", VLLM_DESCRIPTION, VLLM_NEEDS), VLLM_PARTS, {}, target)
+    vllm = plugin_project(project, "outrider-vllm", VLLM_DESCRIPTION, VLLM_NEEDS)
+    build(vllm | plugins, VLLM_PARTS, {}, target)
     dynamo_needs = [entry for entry in project["dependencies"] if distribution(entry) in DYNAMO_NEEDS]
     build(plugin_project(project, "outrider-dynamo", DYNAMO_DESCRIPTION, dynamo_needs), DYNAMO_PARTS, {}, target)
     audit = {ROOT / "client/audit": "outrider_audit", ROOT / "docs/auditing.md": "README.md"}

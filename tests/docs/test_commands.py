@@ -40,6 +40,10 @@ FOREIGN_FLAGS = {
     "--vllm",
     "--head",
     "--plot",
+    # SGLang's
+    "--speculative-num-draft-tokens",
+    "--speculative-eagle-topk",
+    "--page-size",
 }
 
 

@@ -320,15 +320,16 @@ def test_a_draft_ends_where_it_is_unlikely() -> None:
         assert len(batch[0].draft) == 2, "1.0 * 0.8 is enough, 1.0 * 0.8 * 0.2 is not"
 
 
-def test_it_needs_grpc_protobuf_and_numpy_only() -> None:
+@pytest.mark.parametrize("module", ["outrider.vllm", "outrider.sglang", "outrider.transformers"])
+def test_it_needs_grpc_protobuf_and_numpy_only(module: str) -> None:
     """Nor generated code, which refuses the older protobuf of an engine."""
-    code = "import sys, outrider.vllm; print(*sys.modules)"
+    code = f"import sys, {module}; print(*sys.modules)"
     command = [sys.executable, "-c", code]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert run.returncode == 0, run.stderr
     loaded = set(run.stdout.split())
     ours = {name for name in loaded if name.startswith("outrider.") and not name.startswith("outrider.plugins")}
-    assert ours - {"outrider.vllm", "outrider.shared", "outrider.shared.checkpoint"} == {
+    assert ours - {module, "outrider.shared", "outrider.shared.checkpoint"} == {
         "outrider.shared.checkpoint.tokenizer_digest"
     }
     names = {re.split(r"[^\w-]", entry)[0].replace("-", "_") for entry in distribution("outrider").requires or []}

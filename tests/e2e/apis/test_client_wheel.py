@@ -81,11 +81,15 @@ def test_contents(wheels: dict[str, Path]) -> None:
     for name, wheel in wheels.items():
         with zipfile.ZipFile(wheel) as archive:
             names = archive.namelist()
+            points = "".join(archive.read(entry).decode() for entry in names if entry.endswith("entry_points.txt"))
+        assert ("outrider = outrider.sglang:register" in points) == (name in {"outrider", "outrider-vllm"})
         if name == "outrider-audit":
             assert {entry.split("/")[0] for entry in names if ".dist-info" not in entry} == {"outrider_audit"}
             continue
         if name == "outrider-vllm":
-            assert {"outrider/vllm.py", "outrider/plugins/vllm.py", "outrider/v1/descriptors.binpb"} <= set(names)
+            engines = ("vllm", "sglang", "tensorrt_llm", "transformers")
+            modules = {f"outrider/{folder}{engine}.py" for engine in engines for folder in ("", "plugins/")}
+            assert modules | {"outrider/v1/descriptors.binpb"} <= set(names)
             assert not [entry for entry in names if "_pb2" in entry or "client" in entry or "dynamo" in entry]
             continue
         if name == "outrider-dynamo":
