@@ -30,11 +30,15 @@ def system_prompt(domain: int, length: int, rng: random.Random) -> tuple[int, ..
     return (1, 2, 3, 4, *(1000 + domain for _ in range(length)), *(rng.randrange(1000) for _ in range(100)))
 
 
-def serve(choice: HeadChoice, spec: SessionSpec, domain: int, rng: random.Random) -> tuple[str, float]:
-    """One session of SESSION_TOKENS. Returns its head, and its expected tokens a round."""
+def serve(
+    choice: HeadChoice, spec: SessionSpec, domain: int, rng: random.Random, spread: float = 0.08
+) -> tuple[str, float]:
+    """One session of SESSION_TOKENS. Returns its head, and its expected tokens a round.
+
+    spread: of acceptance between the sessions of a domain.
+    """
     name = choice.choose(spec)
-    # Sessions of one domain differ.
-    chance = min(0.95, max(0.05, rng.gauss(OWN if DOMAINS[domain] == name else OTHER, 0.08)))
+    chance = min(0.95, max(0.05, rng.gauss(OWN if DOMAINS[domain] == name else OTHER, spread)))
     num_tokens = num_accepted = num_wrong = 0
     while num_tokens < SESSION_TOKENS:
         accepted = next((place for place in range(ROUND_TOKENS) if rng.random() > chance), ROUND_TOKENS)
@@ -72,6 +76,17 @@ def test_one_domain_alone_finds_its_head_without_any_beginning_in_common() -> No
     rng, choice = random.Random(0), HeadChoice(DOMAINS)
     heads = [serve(choice, spec_of(tuple(rng.randrange(10_000) for _ in range(60))), 2, rng)[0] for _ in range(100)]
     assert Counter(heads[20:])["tests"] > 70
+
+
+def test_text_that_differs_from_session_to_session_takes_longer_but_misleads_nobody() -> None:
+    shares = []
+    for seed in range(10):
+        rng, choice, spec = random.Random(seed), HeadChoice(DOMAINS), spec_of(tuple(range(50)))
+        heads = [serve(choice, spec, 1, rng, spread=0.3)[0] for _ in range(400)]
+        shares.append(heads[200:].count("docs") / 200)
+        assert 0.2 < choice._alike < 0.5  # spread 0.3 at acceptance 0.5: 0.09 / 0.25, less what is cut off
+    assert sum(shares) / len(shares) > 0.75
+    assert min(shares) > 0.4
 
 
 def test_it_follows_a_head_that_turns_bad() -> None:
