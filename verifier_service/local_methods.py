@@ -44,7 +44,8 @@ def build_local_methods(
             warm_up(method)
         took_s = time.perf_counter() - started
         log.info("local drafting with %s %s (warm in %.1f s)", name, method.info.model, took_s)
-        if method.info.model and (config.allow_draft_loading or config.learn != "off"):
+        swaps = config.allow_draft_loading or config.allow_target_reload or config.learn != "off"
+        if method.info.model and swaps:
             methods[name] = VersionedMethod(method)
     return methods
 
@@ -53,7 +54,8 @@ def draft_loader(
     config: VerifierConfig, engine: VerifierEngine, registry: CollectorRegistry, log: logging.Logger
 ) -> DraftLoader:
     """What loads new weights for the engine's own draft methods. Raises ConfigError on a GPU."""
-    require_cpu(engine.loaded.device, "learn" if config.learn != "off" else "allow-draft-loading")
+    asked = "allow-draft-loading" if config.allow_draft_loading else "allow-target-reload"
+    require_cpu(engine.loaded.device, "learn" if config.learn != "off" else asked)
     metrics = DraftVersionMetrics(registry)
     return DraftLoader(_settings(config), engine.draft_methods, engine.between_rounds, metrics, log)
 

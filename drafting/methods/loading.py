@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from outrider.drafting.checkpoints.recognise import recognise
 from outrider.drafting.methods.interface import DraftMethod
-from outrider.drafting.methods.registry import build_methods
+from outrider.drafting.methods.registry import build_methods, plan_methods
 from outrider.drafting.methods.versions import TrialResult, VersionedMethod
 from outrider.drafting.settings import MethodSettings
 from outrider.drafting.warm_up import warm_up
+from outrider.engine.model.loaded import LoadedModel
 from outrider.shared.errors import ConfigError, InvalidRequest, Overloaded
 from outrider.shared.messages import DraftMethodInfo
 
@@ -69,6 +71,9 @@ class DraftLoader:
         self._settings, self._log, self._metrics = settings, log, metrics
         self._between_rounds = between_rounds
         self._one_at_a_time = threading.Lock()
+        # The checkpoint of each method that has one, as loaded last.
+        planned = plan_methods(settings.draft_model, settings.methods, settings.target_model)
+        self._paths = {name: path for name, path in planned.items() if path is not None}
         self._methods = {name: method for name, method in methods.items() if isinstance(method, VersionedMethod)}
         for method in self._methods.values():
             metrics.serves(method.info)
@@ -79,22 +84,55 @@ class DraftLoader:
         on_trial: they are on trial first (versions.py), and it is called with the result, on the engine's thread.
         Raises InvalidRequest for what cannot be used, Overloaded while another one is loaded or too many are in memory.
         """
-        if not self._one_at_a_time.acquire(blocking=False):
-            raise Overloaded("another draft is being loaded; try again later")
-        try:
-            info = self._load(path, on_trial)
-        except Exception as error:
-            self._log.warning("%s is not taken for drafting: %s", path, error)
-            self._metrics.count_load("refused")
-            if isinstance(error, ConfigError):
-                raise InvalidRequest(error.message, param="path") from error
-            raise
-        finally:
-            self._one_at_a_time.release()
+        with self.alone():
+            try:
+                info = self._load(path, on_trial)
+            except Exception as error:
+                self._log.warning("%s is not taken for drafting: %s", path, error)
+                self._metrics.count_load("refused")
+                if isinstance(error, ConfigError):
+                    raise InvalidRequest(error.message, param="path") from error
+                raise
         self._metrics.count_load("taken")
         self._metrics.serves(info)
         self._log.info("drafting with %s %s from now on, version %d", info.name, info.model, info.version)
         return info
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keeps other loads out. Raises Overloaded while one is under way."""
+        if not self._one_at_a_time.acquire(blocking=False):
+            raise Overloaded("other weights are being loaded; try again later")
+        try:
+            yield
+        finally:
+            self._one_at_a_time.release()
+
+    def rebuilt(self, target: LoadedModel) -> Callable[[], None]:
+        """Builds the heads for other weights of their target, whose embedding and output head they use; `alone`.
+
+        Draft models need none of the target's weights. What is returned swaps them in, on the engine's thread. Raises
+        InvalidRequest.
+        """
+        names = tuple(name for name in self._methods if name != "draft_model")
+        if not names:
+            return lambda: None
+        folders = tuple(self._paths[name] for name in names if name in self._paths)
+        settings = dataclasses.replace(self._settings, target_model=target.path, draft_model=folders, methods=names)
+        try:
+            methods = build_methods(settings, self._log.info, target)
+        except ConfigError as error:
+            raise InvalidRequest(f"{target.path}: {error.message}", param="path") from error
+        for name in names:
+            warm_up(methods[name])
+
+        def swap() -> None:
+            self._settings = dataclasses.replace(self._settings, target_model=target.path)
+            for name in names:
+                self._methods[name].swap(methods[name])
+                self._metrics.serves(self._methods[name].info)
+
+        return swap
 
     def _load(self, path: str, on_trial: OnTrial | None) -> DraftMethodInfo:
         name, served = self._served(path)
@@ -115,6 +153,7 @@ class DraftLoader:
             return served.info
 
         info: DraftMethodInfo = self._between_rounds(swap)
+        self._paths[name] = path
         return info
 
     def _told(self, served: VersionedMethod, on_trial: OnTrial) -> OnTrial:
