@@ -7,6 +7,7 @@ What fails before the swap leaves the old weights serving. Not here: who may ope
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from collections.abc import Callable
@@ -99,6 +100,7 @@ class TargetReloader:
         self._metrics.reloads.labels("taken").inc()
         self._metrics.version.set(state.version)
         self._log.info("%s serves from now on, version %d (%s)", path, state.version, state.numerics)
+        gc.collect()  # a model is held by cycles, and the next reload may come before a collection
         give_back_freed_memory()
         return state
 
