@@ -6,7 +6,7 @@ Not here: when they take over (reloader.py).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,8 @@ def read_candidate(path: str, served: ModelRunner, config: VerifierConfig, repor
             packed_arithmetic=config.packed_arithmetic,
         )
         _require_same_shape(loaded, served.loaded)
+        # A trainer may write no tokenizer, which names some too.
+        loaded = replace(loaded, eos_token_ids=served.loaded.eos_token_ids)
     except ModelRefused as error:
         raise InvalidRequest(error.message, param="path") from error
     except ConfigError as error:
@@ -117,8 +119,13 @@ def _require_finite(folder: str) -> None:
 def _require_same_shape(loaded: LoadedModel, served: LoadedModel) -> None:
     for name in (
         *("architecture", "dtype", "layer_shapes", "recurrent_shapes", "vocab_size", "hidden_size", "num_layers"),
-        *("max_model_len", "eos_token_ids", "kv_code_dtype"),
+        *("max_model_len", "kv_code_dtype"),
     ):
         ours, theirs = getattr(loaded, name), getattr(served, name)
         if ours != theirs:
             raise InvalidRequest(f"{loaded.path}: its {name} is {ours}, the served target's {theirs}", param="path")
+    if not set(loaded.eos_token_ids) <= set(served.eos_token_ids):
+        raise InvalidRequest(
+            f"{loaded.path}: its outputs end with {loaded.eos_token_ids}, here with {served.eos_token_ids}",
+            param="path",
+        )
