@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -19,10 +20,13 @@ from e2e_rest import speculation
 from e2e_stack import DEMO_TARGET, MODELS, metric_of
 
 from outrider.client.stack.commands import StackState
+from outrider.engine.model.load import load_model
 from outrider.shared.messages import weights_of
+from tests.engine.tiny_models import save_tiny_model
+from tests.grid.heads import save_random_head
 from tests.ports import server_port
 from tests.redis_server import RedisServer
-from tests.verifier_service.drafting.other_weights import with_nan, with_noise
+from tests.verifier_service.drafting.other_weights import with_nan
 
 pytestmark = pytest.mark.storm
 OUTRIDER = str(Path(sys.executable).with_name("outrider"))
@@ -34,7 +38,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
     "seeded": {"temperature": 0.9, "top_p": 0.9, "seed": 7},
     # One token is permitted, so that what is drawn can be told.
-    "rejection": {"temperature": 1.0, "top_k": 1, **speculation("eagle3", annotate=True, mode="rejection")},
+    "rejection": {"temperature": 1.0, "top_k": 1, **speculation("draft_model", annotate=True, mode="rejection")},
 }
 
 
@@ -45,7 +49,7 @@ def body_of(kind: str, prompt: int) -> dict[str, Any]:
         "ignore_eos": True,
         "stream": True,
         "skip_special_tokens": False,
-        **speculation("eagle3", annotate=True),
+        **speculation("eagle3" if prompt else "draft_model", annotate=True),
     }
     return shared | KINDS[kind]
 
@@ -53,9 +57,27 @@ def body_of(kind: str, prompt: int) -> dict[str, Any]:
 BODIES = {(kind, prompt): body_of(kind, prompt) for kind in KINDS for prompt in (0, 1)}
 
 
+def save_target(to: Path, seed: int) -> Path:
+    """A tiny one with random weights and the demo target's tokenizer."""
+    demo = json.loads((DEMO_TARGET / "config.json").read_text())
+    config = {
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 2048,
+        **{name: demo[name] for name in ("vocab_size", "bos_token_id", "eos_token_id")},
+    }
+    save_tiny_model("LlamaConfig", config, to, seed)
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        shutil.copy(DEMO_TARGET / name, to)
+    return to
+
+
 @dataclass
 class Reloading:
-    """Two verifiers that draft with a head of the demo target, and a gateway. targets: two of one config."""
+    """Two verifiers, and a gateway. targets: two of one config; the first drafts for itself too."""
 
     verifiers: list[ServiceProcess]
     metrics: list[str]
@@ -91,21 +113,23 @@ class Reloading:
 def reloading(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reloading]:
     run_dir = tmp_path_factory.mktemp("reloading")
     metrics = [str(server_port()) for _ in range(2)]
+    targets = save_target(run_dir / "first", 0), save_target(run_dir / "other", 1)
+    head = run_dir / "eagle3"
+    save_random_head("eagle3", load_model(str(targets[0])), head)
     verifiers = [
         ServiceProcess(
             "outrider.verifier_service",
             run_dir,
-            *("--model", str(DEMO_TARGET), "--num-threads", "1", "--allow-target-reload", "true"),
-            *("--local-draft-model", str(MODELS / "demo-eagle3"), "--metrics-port", port),
+            *("--model", str(targets[0]), "--num-threads", "1", "--allow-target-reload", "true"),
+            *("--local-draft-model", f"{head},{targets[0]}", "--local-kv-cache-mb", "16", "--metrics-port", port),
         )
         for port in metrics
     ]
-    other = with_noise(DEMO_TARGET, run_dir / "other", 0.05)
     with RedisServer(run_dir) as redis:
         fleet = Fleet(StackState(verifiers=[verifier.address for verifier in verifiers]), redis, run_dir)
         try:
             start_all(verifiers)
-            yield Reloading(verifiers, metrics, fleet, (DEMO_TARGET, other), fleet.gateway().url)
+            yield Reloading(verifiers, metrics, fleet, targets, fleet.gateway().url)
         finally:
             fleet.close()
             for verifier in verifiers:
@@ -221,7 +245,7 @@ async def test_a_broken_folder_is_refused_and_serving_goes_on(
 ) -> None:
     before = [weights_of((await verifier_info(verifier)).numerics) for verifier in reloading.verifiers]
     expected = await answers(http)
-    code, said = await reloading.reload_folder(with_nan(DEMO_TARGET, tmp_path / "nan"), 0.0)
+    code, said = await reloading.reload_folder(with_nan(reloading.targets[0], tmp_path / "nan"), 0.0)
     assert code == 2
     assert "not finite" in said
     code, said = await reloading.reload_folder(MODELS / "demo-draft", 0.0)

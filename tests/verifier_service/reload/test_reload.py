@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -262,8 +263,8 @@ def test_heads_draft_with_the_new_weights(
         before = decode(found.engine, specs, local)
         found.reloader.load(targets.folders[1], 0.0)
         assert decode(found.engine, specs, local) == expected
-        [info] = found.engine.local_methods
-        assert (info.name, info.version) == ("eagle3", 2)
+        versions = {info.name: info.version for info in found.engine.local_methods}
+        assert versions["eagle3"] == 2
     assert sum(outcome.num_draft_tokens for outcome in expected) > 100
     assert before != expected
 
@@ -271,7 +272,10 @@ def test_heads_draft_with_the_new_weights(
 @pytest.mark.parametrize("seconds", [0.0, 3.0])
 def test_twenty_reloads_under_load(running: Serving, targets: Targets, seconds: float) -> None:
     """Each answer is the whole of one target's, or its beginning and an end by name."""
-    over, failures, ended = threading.Event(), [], [0, 0]
+    over = threading.Event()
+    failures: list[str] = []
+    whole: Counter[int] = Counter()  # by the weights, 0 or 1
+    cut: Counter[int] = Counter()
     answers = {
         (which, name, seed): targets.answer(which, name, seed) for which in (0, 1) for name in NAMES for seed in (0, 1)
     }
@@ -286,9 +290,9 @@ def test_twenty_reloads_under_load(running: Serving, targets: Targets, seconds: 
             try:
                 while len(found) < len(expected):
                     found += tokens_of(session.step(len(found), max_new_tokens=9))
-                ended[0] += 1
+                whole[(version + 1) % 2] += 1
             except TargetReplaced:
-                ended[1] += 1
+                cut[(version + 1) % 2] += 1
             except Exception as error:
                 failures.append(repr(error))
             finally:
@@ -308,5 +312,5 @@ def test_twenty_reloads_under_load(running: Serving, targets: Targets, seconds: 
         for thread in threads:
             thread.join()
     assert failures == []
-    assert ended[0] > 20
-    assert (ended[1] > 0) == (seconds == 0.0)
+    assert set(whole) == {0, 1}
+    assert bool(cut) == (seconds == 0.0)
