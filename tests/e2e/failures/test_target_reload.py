@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import httpx
 import pytest
 from e2e_gateways import Fleet, Told, read_events
@@ -22,6 +23,7 @@ from e2e_stack import DEMO_TARGET, MODELS, metric_of
 from outrider.client.stack.commands import StackState
 from outrider.engine.model.load import load_model
 from outrider.shared.messages import weights_of
+from outrider.v1 import verifier_pb2, verifier_pb2_grpc
 from tests.engine.tiny_models import save_tiny_model
 from tests.grid.heads import save_random_head
 from tests.ports import server_port
@@ -88,6 +90,16 @@ class Reloading:
     async def reload(self, which: int, drain_s: float) -> tuple[int, str]:
         """The exit code, and what it said."""
         return await self.reload_folder(self.targets[which], drain_s)
+
+    async def load(self, which: int, drain_s: float) -> list[int]:
+        """As the command does, without starting Python. Returns the versions."""
+        request = verifier_pb2.LoadTargetRequest(path=str(self.targets[which]), drain_s=drain_s)
+        versions = []
+        for verifier in self.verifiers:
+            async with grpc.aio.insecure_channel(verifier.address) as channel:
+                stub: Any = verifier_pb2_grpc.VerifierStub(channel)
+                versions.append((await stub.LoadTarget(request, timeout=RELOAD_TIMEOUT_S)).target_version)
+        return versions
 
     async def reload_folder(self, folder: Path, drain_s: float) -> tuple[int, str]:
         addresses = ",".join(verifier.address for verifier in self.verifiers)
@@ -158,10 +170,12 @@ def is_by_name(error: dict[str, Any]) -> bool:
     return (error["param"], error["code"]) == ("weights", 503) and "send the request again" in error["message"]
 
 
+@pytest.mark.timeout(900)
 async def test_twenty_reloads_under_load(reloading: Reloading, http: httpx.AsyncClient) -> None:
     of_first = await answers(http)
     code, said = await reloading.reload(1, 0.0)
     assert code == 0, said
+    assert [target["target_version"] for target in json.loads(said)["reloaded"]] == [2, 2]
     of_other = await answers(http)
     for key in BODIES:
         assert of_first[key] != of_other[key]
@@ -190,9 +204,8 @@ async def test_twenty_reloads_under_load(reloading: Reloading, http: httpx.Async
 
     clients = [asyncio.create_task(client(number)) for number in range(NUM_CLIENTS)]
     for number in range(NUM_RELOADS):
-        code, said = await reloading.reload(number % 2, 0.0 if number % 3 == 0 else 4.0)
-        assert code == 0, said
-        assert [target["target_version"] for target in json.loads(said)["reloaded"]] == [number + 3] * 2
+        assert await reloading.load(number % 2, 0.0 if number % 3 == 0 else 4.0) == [number + 3] * 2
+        print(number + 1, dict(seen))
     over.set()
     await asyncio.gather(*clients)
     print(dict(seen), f"{len(cut)} of them after tokens")
@@ -215,7 +228,7 @@ async def test_an_answer_that_was_cut_is_not_resumed_by_other_weights(
     reloading: Reloading, http: httpx.AsyncClient
 ) -> None:
     await reloading.reload(0, 0.0)
-    body = BODIES["seeded", 1] | {"max_tokens": 1500}
+    body = BODIES["seeded", 1] | {"max_tokens": 1900} | speculation("off", annotate=True)  # 19 s at least
     started = asyncio.Event()
 
     def begun(told: Told) -> bool:
