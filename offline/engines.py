@@ -46,7 +46,7 @@ def start_engines(config: VerifierConfig, log: logging.Logger = _LOG) -> Engines
     registry = CollectorRegistry()
     with _no_main_module():
         verifier, loaded = build_engine(config, registry, log, draft_prefix="speculative_config: ")
-    target = describe(config, verifier, loaded)
+    target = describe(config, verifier)
     verifier.start()
     return Engines(verifier, target, loaded, registry)
 

@@ -24,6 +24,7 @@ from outrider.gateway.openai.receipt_signature import load_public_key, signature
 from outrider.offline.llm import LLM
 from outrider.shared.command_line import run_command
 from outrider.shared.errors import InvalidRequest, OutriderError
+from outrider.shared.messages import WEIGHTS_MARK, weights_of
 
 
 class ReceiptVerifier(LLM):
@@ -46,6 +47,10 @@ class ReceiptVerifier(LLM):
             return Verification(0, wrong=fault)
         check_receipt(receipt, self._served)
         here, there = self.numerics, receipt.record.numerics
+        if weights_of(there):
+            from outrider.engine.model.weights_digest import weights_digest  # loads torch
+
+            here += WEIGHTS_MARK + weights_digest(Path(self._engines.loaded.path))
         if there is not None and here != there:
             return Verification(0, other_kind=f"the receipt is of a verifier of kind {there}, this one is {here}")
 

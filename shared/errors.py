@@ -19,6 +19,7 @@ OutriderError
 │   ├── GatewayFull        the gateway's own limits
 │   ├── LogUnavailable     Redis has not answered in time
 │   ├── VerifierLost       the stream to the verifier broke
+│   ├── TargetReplaced     the weights of this answer are served no more  503  ABORTED
 │   └── DrafterLost        the stream to the drafter broke
 ├── CommitRefused          the commit log refused (gap, repeat, old epoch)  409  ABORTED
 └── InternalError          a bug of ours, with a reference to the log     500  INTERNAL
@@ -166,6 +167,17 @@ class LogUnavailable(Unavailable):
 
 class VerifierLost(Unavailable):
     """The stream to the verifier broke; the session can continue at another one."""
+
+
+class TargetReplaced(Unavailable):
+    """The target's weights that the answer was begun with are served no more; it is not continued on others."""
+
+    grpc_code = "ABORTED"
+    # between verifier and gateway, tells it from CommitRefused; also in the body of the answer to a client
+    PARAM = "weights"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, param=self.PARAM)
 
 
 class DrafterLost(Unavailable):

@@ -321,6 +321,21 @@ class Learning:
     refusal: str = ""
 
 
+# in a kind (VerifierInfo.numerics): what follows is the digest of the weights, where those can be replaced
+WEIGHTS_MARK = "/weights-"
+
+
+def weights_of(numerics: str | None) -> str:
+    """Returns the digest of the weights in a kind; empty where it names none."""
+    return (numerics or "").partition(WEIGHTS_MARK)[2]
+
+
+def of_other_weights(numerics: str, others: str) -> bool:
+    """Returns whether both kinds name their weights, and those differ."""
+    ours, theirs = weights_of(numerics), weights_of(others)
+    return bool(ours and theirs) and ours != theirs
+
+
 @dataclass(frozen=True)
 class VerifierInfo:
     model: str
@@ -351,6 +366,10 @@ class VerifierInfo:
     round_us: tuple[int, ...] = ()
     # None: its drafting does not learn.
     learning: Learning | None = None
+    # Of the target's weights: 1 for the first; 0: they cannot be replaced while it serves.
+    target_version: int = 0
+    # The kind of the weights that take over soon, as in `numerics`; sessions for it wait until they have. Empty: none.
+    next_numerics: str = ""
 
 
 @dataclass(frozen=True)

@@ -59,6 +59,11 @@ class VerifierConfig(LookupSettings, ModelSettings, ServiceSettings):
         "Whoever can call the verifier may have it load other weights for its own drafting (`outrider load-draft`); "
         "beyond loopback with --tls-ca-file only.",
     )
+    allow_target_reload: bool = setting(
+        False,
+        "Whoever can call the verifier may have it load other weights of the target (`outrider reload`); beyond "
+        "loopback with --tls-ca-file only.",
+    )
     learn: str = setting(
         "off",
         "shared: the head that drafts in the verifier is trained further on what it serves, in a process beside. "

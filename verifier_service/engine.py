@@ -32,7 +32,7 @@ from outrider.engine.run.runner import ModelRunner
 from outrider.engine.sampling.grammar import GrammarCompiler, GrammarState
 from outrider.engine.sampling.laws import LogitsProcessor
 from outrider.shared.engine_thread import EngineThread
-from outrider.shared.errors import InvalidRequest, OutriderError, Overloaded
+from outrider.shared.errors import InvalidRequest, OutriderError, Overloaded, TargetReplaced
 from outrider.shared.messages import DraftMethodInfo, SessionSpec, VerifyStep
 from outrider.verifier_service.admission import check_spec, check_start
 from outrider.verifier_service.auto_drafting import AutoDrafting
@@ -132,6 +132,8 @@ class VerifierEngine:
         infos = {name: method.info for name, method in self._local.methods.items()}
         self._auto = AutoDrafting(step_costs, infos, limits.max_model_len)
         self.tap: Tap | None = None
+        # Of the target's weights; written on the engine's thread.
+        self.target_version = 1
         self._thread = EngineThread(
             "verifier-engine",
             has_work=self._has_work,
@@ -181,11 +183,20 @@ class VerifierEngine:
         grammar.allowed(spec.committed_token_ids)  # kept for `open`
         return grammar
 
-    def open(self, spec: SessionSpec, on_reply: OnReply, grammar: GrammarState | None = None) -> int:
+    def open(
+        self,
+        spec: SessionSpec,
+        on_reply: OnReply,
+        grammar: GrammarState | None = None,
+        target_version: int | None = None,
+    ) -> int:
         """Checks and registers a session; returns its handle. Raises InvalidRequest, ExactModeRefused or Overloaded.
 
+        target_version: of the weights that it must have; None: those that serve now. If they are replaced before it is
+        registered, its reply is TargetReplaced.
         A handle, not the session id: the old stream of a session must not close the one reopened with a new epoch.
         """
+        wanted_version = self.target_version if target_version is None else target_version
         loaded = self._runner.loaded
         capacity = self.blocks.num_blocks * self.blocks.block_size
         check_spec(spec, loaded.vocab_size, self.limits.max_model_len, capacity, self.certificate)
@@ -207,7 +218,7 @@ class VerifierEngine:
                 raise self._full()
             self._num_open += 1
         handle = next(self._handles)
-        self._thread.command(lambda: self._sessions.__setitem__(handle, session))
+        self._thread.command(lambda: self._register(handle, session, wanted_version))
         return handle
 
     def _full(self) -> Overloaded:
@@ -237,6 +248,34 @@ class VerifierEngine:
         return self._thread.between_rounds(act)
 
     # ---- on the engine's thread ----
+
+    def swap_target(self, runner: ModelRunner, certificate: Certificate) -> int:
+        """Makes the runner's weights the target; returns their version. Its cache must be this engine's own.
+
+        Sessions that are still open end with TargetReplaced: nothing computed with the weights before is used again.
+        """
+        for handle, session in list(self._sessions.items()):
+            self._close(handle)
+            self._replies.fail(session, TargetReplaced("the target's weights were replaced while the session ran"))
+        self.blocks.forget()
+        if self.states is not None:
+            self.states.forget()
+        self._runner.close()
+        self._runner = runner
+        self.certificate = certificate
+        self.metrics.observe_certificate(certificate.holds)
+        self.target_version += 1
+        return self.target_version
+
+    @property
+    def runner(self) -> ModelRunner:
+        return self._runner
+
+    def _register(self, handle: int, session: VerifierSession, target_version: int) -> None:
+        self._sessions[handle] = session
+        if target_version != self.target_version:
+            self._close(handle)
+            self._replies.fail(session, TargetReplaced("the target's weights were replaced before the session began"))
 
     def _work(self) -> None:
         try:

@@ -27,7 +27,7 @@ def build_local_methods(
     """
     if not config.local_draft_model and not config.local_methods:
         return {}
-    swaps = config.allow_draft_loading or config.learn != "off"
+    swaps = config.allow_draft_loading or config.allow_target_reload or config.learn != "off"
 
     def ready(method: DraftMethod) -> DraftMethod:
         """Returns the method warm, as it serves."""
@@ -48,7 +48,8 @@ def draft_loader(
     config: VerifierConfig, engine: VerifierEngine, registry: CollectorRegistry, log: logging.Logger
 ) -> DraftLoader:
     """What loads new weights for the engine's own draft methods. Raises ConfigError on a GPU."""
-    require_cpu(engine.loaded.device, "learn" if config.learn != "off" else "allow-draft-loading")
+    asked = "allow-draft-loading" if config.allow_draft_loading else "allow-target-reload"
+    require_cpu(engine.loaded.device, "learn" if config.learn != "off" else asked)
     metrics = DraftVersionMetrics(registry)
     return DraftLoader(_settings(config), engine.draft_methods, engine.between_rounds, metrics, log)
 

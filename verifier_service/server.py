@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
-from outrider.shared import wire
-from outrider.shared.errors import InvalidRequest, Unavailable
+from outrider.shared import rpc, wire
+from outrider.shared.errors import InvalidRequest
 from outrider.shared.messages import Commit, DraftMethodInfo, VerifierInfo
 from outrider.shared.rpc_session import SessionHandlers, loaded_draft, session_stream
 from outrider.shared.tracing import Attributes
@@ -15,6 +15,7 @@ from outrider.v1 import common_pb2 as common_pb
 from outrider.v1 import verifier_pb2 as pb
 from outrider.v1 import verifier_pb2_grpc as pb_grpc
 from outrider.verifier_service.engine import VerifierEngine
+from outrider.verifier_service.reload.served_target import ServedTarget, TargetState
 from outrider.verifier_service.session import OnReply
 
 if TYPE_CHECKING:
@@ -28,10 +29,16 @@ class VerifierServicer(pb_grpc.VerifierServicer):
         describe: Callable[[], VerifierInfo],
         tracer: Tracer | None = None,
         load_draft: Callable[[str], DraftMethodInfo] | None = None,
+        served: ServedTarget | None = None,
+        load_target: Callable[[str, float], TargetState] | None = None,
     ) -> None:
-        """load_draft: see drafting.serving.loading.DraftLoader; None: it is not allowed."""
+        """load_draft, load_target: see drafting.serving.loading.DraftLoader and reload.reloader.TargetReloader; None:
+        it is not allowed. served: None for a target of the kind that `describe` says.
+        """
         self._engine = engine
         self._load_draft = load_draft
+        self._load_target = load_target
+        self._served = served
         self._describe = describe
         self._tracer = tracer
         self._handlers = SessionHandlers[pb.VerifierRequest, Commit, pb.VerifierReply](
@@ -56,18 +63,26 @@ class VerifierServicer(pb_grpc.VerifierServicer):
         info = await loaded_draft(self._load_draft, request.path, context)
         return wire.to_message(common_pb.DraftMethodInfo(), info)
 
+    async def LoadTarget(self, request: pb.LoadTargetRequest, context: Any) -> pb.LoadTargetReply:
+        try:
+            if self._load_target is None:
+                raise InvalidRequest("start the verifier with --allow-target-reload to replace its weights")
+            state = await asyncio.to_thread(self._load_target, request.path, request.drain_s)
+        except Exception as error:
+            await rpc.abort(context, error)
+        return pb.LoadTargetReply(numerics=state.numerics, target_version=state.version)
+
     async def _open(self, request: pb.VerifierRequest, on_reply: OnReply) -> int:
         if request.WhichOneof("request") != "open":
             raise InvalidRequest("the first message of a session must be `open`", param="open")
         spec = wire.spec_from_wire(request.open)
-        own = self._describe().numerics
-        if spec.numerics not in (None, own):
-            raise Unavailable(f"the session needs numerics {spec.numerics or 'unreported'}, this verifier has {own}")
+        served = self._served or ServedTarget(self._describe().numerics)
+        version = await served.admit(spec.numerics, continues=bool(spec.committed_token_ids))
         grammar = None
         if spec.sampling_params.grammar is not None:
             # Compiling can take seconds and must not block the event loop.
             grammar = await asyncio.to_thread(self._engine.compile_grammar, spec)
-        return self._engine.open(spec, on_reply, grammar)
+        return self._engine.open(spec, on_reply, grammar, version)
 
     def _step(self, handle: int, request: pb.VerifierRequest) -> None:
         kind = request.WhichOneof("request")

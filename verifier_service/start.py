@@ -21,7 +21,6 @@ from outrider.engine.certificate import certify
 from outrider.engine.errors import ModelRefused
 from outrider.engine.model.loaded import LoadedModel
 from outrider.engine.model.local_model import local_model
-from outrider.engine.numerics import measure_numerics
 from outrider.engine.recurrent.memory import CPU_CACHE_MB, describe_slots, gpu_cache_bytes, plan_memory
 from outrider.engine.run.runner import ModelRunner
 from outrider.engine.sampling.coupling import NOISE_VERSION, compiled_race
@@ -45,6 +44,9 @@ from outrider.verifier_service.learning.learner import Learner, build_learner, l
 from outrider.verifier_service.learning.record import LearningRecord
 from outrider.verifier_service.local_methods import build_local_methods, draft_loader
 from outrider.verifier_service.metrics import VerifierMetrics
+from outrider.verifier_service.reload.candidate import target_kind
+from outrider.verifier_service.reload.reloader import TargetMetrics, TargetReloader
+from outrider.verifier_service.reload.served_target import ServedTarget, TargetState
 from outrider.verifier_service.server import VerifierServicer
 from outrider.verifier_service.timing.step_costs import measure_step_costs
 
@@ -86,6 +88,16 @@ def check_settings(config: VerifierConfig) -> None:
             )
     if config.allow_draft_loading:
         require_callers_known(config, "allow-draft-loading")
+    if config.allow_target_reload:
+        _check_target_reload(config)
+
+
+def _check_target_reload(config: VerifierConfig) -> None:
+    require_callers_known(config, "allow-target-reload")
+    if config.learn != "off":
+        raise ConfigError("--learn: not together with --allow-target-reload: a head learns one target", param="learn")
+    if config.tensor_parallel_size > 1:
+        raise ConfigError("--allow-target-reload: not with several ranks", param="allow_target_reload")
 
 
 @contextmanager
@@ -190,11 +202,12 @@ def served_name(config: VerifierConfig) -> str:
 def describe(
     config: VerifierConfig,
     engine: VerifierEngine,
-    loaded: LoadedModel,
-    numerics: str = "",
+    target: TargetState | None = None,
     learner: Learner | None = None,
 ) -> VerifierInfo:
-    certificate, states = engine.certificate, engine.states
+    """target: None where its kind is not measured."""
+    target = target or TargetState("")
+    loaded, certificate, states = engine.loaded, engine.certificate, engine.states
     return VerifierInfo(
         model=served_name(config),
         version=outrider_version(),
@@ -217,12 +230,14 @@ def describe(
             certificate.failing_operation or "",
             tuple(CertificateCheck(check.name, check.holds) for check in certificate.checks),
         ),
-        numerics=numerics,
+        numerics=target.numerics,
         local_methods=engine.local_methods,
         num_state_slots=0 if states is None else states.num_slots,
         num_free_state_slots=0 if states is None else states.num_free_slots,
         round_us=engine.round_us,
         learning=None if learner is None else learner.record.now,
+        target_version=target.version if config.allow_target_reload else 0,
+        next_numerics=target.next_numerics,
     )
 
 
@@ -243,20 +258,21 @@ async def serve(argv: list[str]) -> None:
         registry = CollectorRegistry()
         with config.held_ports(), naming_setting(config):
             engine, loaded = build_engine(config, registry, log)
-            numerics = measure_numerics(
-                loaded, tensor_parallel_size=config.tensor_parallel_size, graphs=not config.enforce_eager
-            )
+            served = ServedTarget(target_kind(loaded, config))
         give_back_freed_memory()  # what the checks and timings took: 100 MB for a target of 135 M parameters
-        log.info("numerics: %s", numerics)
-        swaps = config.allow_draft_loading or config.learn != "off"
+        log.info("numerics: %s", served.state.numerics)
+        swaps = config.allow_draft_loading or config.allow_target_reload or config.learn != "off"
         DraftHeadMetrics(registry, engine.draft_methods)
         loader = draft_loader(config, engine, registry, log) if swaps else None
         load_draft = loader.load if loader is not None and config.allow_draft_loading else None
         learner = None
         if loader is not None and config.learn != "off":
             learner = build_learner(config, engine, loader, LearningRecord(registry), log)
+        load_target = None
+        if loader is not None and config.allow_target_reload:
+            load_target = TargetReloader(config, engine, served, loader, TargetMetrics(registry), log).load
         servicer = VerifierServicer(
-            engine, lambda: describe(config, engine, loaded, numerics, learner), tracer, load_draft
+            engine, lambda: describe(config, engine, served.state, learner), tracer, load_draft, served, load_target
         )
 
         def start() -> None:
@@ -268,7 +284,7 @@ async def serve(argv: list[str]) -> None:
             if learner is not None:
                 learner.stop()
             engine.stop()
-            loaded.close()
+            engine.loaded.close()
 
         await serve_until_signal(
             ServedApi(

@@ -15,6 +15,7 @@ from outrider.client.cli.doctor import doctor
 from outrider.client.cli.keys import keys_app
 from outrider.client.cli.load_draft import load_draft
 from outrider.client.cli.pass_on import ALL_ARGUMENTS, audit, certify, drafter, train, verify
+from outrider.client.cli.reload import reload
 from outrider.client.cli.serve import ServeCommand, serve
 from outrider.client.cli.stack import down, up
 from outrider.client.cli.status import status
@@ -51,6 +52,7 @@ app.command(cls=BenchCommand)(bench)
 app.command()(doctor)
 app.command()(demo)
 app.command()(load_draft)
+app.command()(reload)
 app.command(context_settings=ALL_ARGUMENTS)(drafter)
 app.command(context_settings=ALL_ARGUMENTS)(audit)
 app.command(context_settings=ALL_ARGUMENTS)(certify)

@@ -14,6 +14,7 @@ from outrider.client.cli.foreign_options import ForeignCommand, ignored_line, ig
 from outrider.client.cli.llama_options import LLAMA
 from outrider.client.cli.stack import (
     AllowDraftLoading,
+    AllowTargetReload,
     GrpcPort,
     Host,
     Learn,
@@ -152,6 +153,7 @@ def serve(
     allowed_headers: Headers = "",
     allow_credentials: Credentials = False,
     allow_draft_loading: AllowDraftLoading = False,
+    allow_target_reload: AllowTargetReload = False,
     learn: Learn = "off",
     learn_share: LearnShare = 0.1,
     learn_checkpoints: LearnCheckpoints = "",

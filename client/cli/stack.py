@@ -61,6 +61,10 @@ AllowDraftLoading = Annotated[
     bool,
     typer.Option("--allow-draft-loading", help="`outrider load-draft` may change the drafts while serving."),
 ]
+AllowTargetReload = Annotated[
+    bool,
+    typer.Option("--allow-target-reload", help="`outrider reload` may change the target's weights while serving."),
+]
 Learn = Annotated[
     str, typer.Option("--learn", help="shared: the draft head is trained further on what is served; off.")
 ]
@@ -84,6 +88,7 @@ def up(
     drafters: Drafters = 0,
     speculative_config: SpecConfig = "",
     allow_draft_loading: AllowDraftLoading = False,
+    allow_target_reload: AllowTargetReload = False,
     learn: Learn = "off",
     learn_share: LearnShare = 0.1,
     learn_checkpoints: LearnCheckpoints = "",
@@ -110,6 +115,7 @@ def up(
     with clear_errors():
         verifier_args: tuple[str, ...] = () if kv_cache_dtype == "auto" else ("--kv-cache-dtype", kv_cache_dtype)
         drafter_args = ("--allow-draft-loading", "true") if allow_draft_loading else ()
+        verifier_args += ("--allow-target-reload", "true") if allow_target_reload else ()
         if learn != "off":
             verifier_args += ("--learn", learn, "--learn-share", str(learn_share))
             verifier_args += ("--learn-checkpoints", learn_checkpoints) if learn_checkpoints else ()

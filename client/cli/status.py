@@ -137,7 +137,7 @@ def fleet_view(fleet: dict[str, Any], speed: Rates | None) -> RenderableType:
         verifiers.add_row(
             member["address"],
             _health(member),
-            member["model"],
+            _target(member),
             f"{member['device']} {member['dtype']}",
             _sessions(member),
             str(member["num_waiting"]),
@@ -170,6 +170,11 @@ def _table(*left: str, right: tuple[str, ...]) -> Table:
     return table
 
 
+def _target(member: dict[str, Any]) -> str:
+    version = member.get("target_version", 0)  # of gateways of an earlier version: not said
+    return f"{member['model']}, version {version}" if version > 1 else str(member["model"])
+
+
 def _method(method: dict[str, Any]) -> str:
     version = method.get("version", 0)  # of gateways of an earlier version: not said
     swapped = f", version {version}" if version > 1 else ""
@@ -190,7 +195,9 @@ def _sessions(member: dict[str, Any]) -> str:
 
 
 def _health(member: dict[str, Any]) -> str:
-    return "[green]up[/green]" if member["healthy"] else "[red]DOWN[/red]"
+    if not member["healthy"]:
+        return "[red]DOWN[/red]"
+    return "[yellow]draining[/yellow]" if member.get("next_numerics") else "[green]up[/green]"
 
 
 def _used_blocks(member: dict[str, Any]) -> str:

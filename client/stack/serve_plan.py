@@ -58,6 +58,7 @@ class ServeOptions:
     allowed_headers: str = ""
     allow_credentials: bool = False
     allow_draft_loading: bool = False
+    allow_target_reload: bool = False
     learn: str = "off"
     learn_share: float = 0.1
     learn_checkpoints: str = ""
@@ -66,7 +67,8 @@ class ServeOptions:
 _VERIFIER_OPTIONS = (
     *("served_model_name", "max_model_len", "tensor_parallel_size", "enforce_eager", "max_num_seqs"),
     *("max_num_batched_tokens", "block_size", "enable_prefix_caching", "kv_cache_mb", "kv_cache_dtype"),
-    *("gpu_memory_utilization", "allow_draft_loading", "learn", "learn_share", "learn_checkpoints"),
+    *("gpu_memory_utilization", "allow_draft_loading", "allow_target_reload"),
+    *("learn", "learn_share", "learn_checkpoints"),
     "otlp_traces_endpoint",
 )
 _GATEWAY_OPTIONS = (

@@ -130,6 +130,8 @@ def _recognise_all(entries: tuple[str, ...], prefix: str) -> dict[str, list[Name
                 f"code={drafts[0].path},chat={drafts[1].path}",
                 param="draft_model",
             )
+        if len(drafts) == 1:
+            drafts[0] = drafts[0]._replace(name="")
     return found
 
 

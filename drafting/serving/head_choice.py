@@ -30,8 +30,8 @@ _FIRST_ACCEPTANCE, _FIRST_TOKENS = 0.7, 2.0
 # intraclass correlation of the draft tokens of a session before any is known, the weight of that guess in sessions, and
 # the memory of what is known; text that repeats itself has 0.4: a session then tells as much as three draft tokens
 _FIRST_ALIKE, _ALIKE_SESSIONS, _ALIKE_MEMORY = 0.1, 8.0, 256.0
-# ratio; what is known counts so much more in a draw. Simulated with four heads and texts that differ little to much, one
-# tries too much where texts are alike, and four settles for a wrong head where they are not
+# ratio; what is known counts so much more in a draw. Simulated with four heads, one tries too much where texts are
+# alike, and four settles for a wrong head where they differ much
 _BOLDNESS = 2.0
 # draft tokens; memory of a beginning: heads learn, and traffic turns
 _MEMORY_TOKENS = 400.0

@@ -6,7 +6,8 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from outrider.drafting.checkpoints.recognise import recognise
 from outrider.drafting.methods.interface import DraftMethod
-from outrider.drafting.methods.registry import build_methods
+from outrider.drafting.methods.registry import build_heads, build_methods, plan_methods
 from outrider.drafting.serving.several import SeveralHeads
 from outrider.drafting.serving.versions import TrialResult, VersionedMethod
 from outrider.drafting.settings import MethodSettings
 from outrider.drafting.warm_up import warm_up
+from outrider.engine.model.loaded import LoadedModel
 from outrider.shared.draft_policy.named_drafts import NamedDraft
 from outrider.shared.errors import ConfigError, InvalidRequest, Overloaded
 from outrider.shared.messages import DraftMethodInfo
@@ -84,6 +86,9 @@ class DraftLoader:
         self._settings, self._log, self._metrics = settings, log, metrics
         self._between_rounds = between_rounds
         self._one_at_a_time = threading.Lock()
+        # The checkpoint of each that has one, as loaded last.
+        planned = plan_methods(settings.draft_model, settings.methods, settings.target_model)
+        self._paths = {(kind, draft.name): draft.path for kind, drafts in planned.items() for draft in drafts}
         # By kind, and then by name where there are several heads.
         self._served: dict[str, dict[str, VersionedMethod]] = {}
         for kind, method in methods.items():
@@ -101,21 +106,58 @@ class DraftLoader:
         path: a folder, or for one of several heads NAME=FOLDER. Raises InvalidRequest for what cannot be used,
         Overloaded while another one is loaded or too many are in memory.
         """
-        if not self._one_at_a_time.acquire(blocking=False):
-            raise Overloaded("another draft is being loaded; try again later")
-        try:
-            info = self._load(path, on_trial)
-        except Exception as error:
-            self._log.warning("%s is not taken for drafting: %s", path, error)
-            self._metrics.count_load("refused")
-            if isinstance(error, ConfigError):
-                raise InvalidRequest(error.message, param="path") from error
-            raise
-        finally:
-            self._one_at_a_time.release()
+        with self.alone():
+            try:
+                info = self._load(path, on_trial)
+            except Exception as error:
+                self._log.warning("%s is not taken for drafting: %s", path, error)
+                self._metrics.count_load("refused")
+                if isinstance(error, ConfigError):
+                    raise InvalidRequest(error.message, param="path") from error
+                raise
         self._metrics.count_load("taken")
         self._log.info("drafting with %s %s from now on, version %d", info.name, info.model, info.version)
         return info
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keeps other loads out. Raises Overloaded while one is under way."""
+        if not self._one_at_a_time.acquire(blocking=False):
+            raise Overloaded("other weights are being loaded; try again later")
+        try:
+            yield
+        finally:
+            self._one_at_a_time.release()
+
+    def rebuilt(self, target: LoadedModel) -> Callable[[], None]:
+        """Builds the heads for other weights of their target, whose embedding and output head they use; `alone`.
+
+        Draft models need none of the target's weights. What is returned swaps them in, on the engine's thread. Raises
+        InvalidRequest.
+        """
+        names = tuple(name for name in self._served if name != "draft_model")
+        if not names:
+            return lambda: None
+        folders = (str(NamedDraft(head, path)) for (kind, head), path in self._paths.items() if kind in names)
+        settings = dataclasses.replace(
+            self._settings, target_model=target.path, draft_model=tuple(folders), methods=names
+        )
+        try:
+            built = build_heads(settings, self._log.info, target)
+        except ConfigError as error:
+            raise InvalidRequest(f"{target.path}: {error.message}", param="path") from error
+        for heads in built.values():
+            for method in heads.values():
+                warm_up(method)
+
+        def swap() -> None:
+            self._settings = dataclasses.replace(self._settings, target_model=target.path)
+            for name, heads in built.items():
+                for head, method in heads.items():
+                    self._served[name][head].swap(method)
+                    self._metrics.serves(_label(name, head), self._served[name][head].info)
+
+        return swap
 
     def _load(self, path: str, on_trial: OnTrial | None) -> DraftMethodInfo:
         draft = NamedDraft.of(path)
@@ -139,6 +181,7 @@ class DraftLoader:
 
         info: DraftMethodInfo = self._between_rounds(swap)
         self._metrics.serves(label, info)
+        self._paths[name, draft.name] = draft.path
         return info
 
     def _told(self, label: str, served: VersionedMethod, on_trial: OnTrial) -> OnTrial:

@@ -127,6 +127,13 @@ class BlockManager:
         self.truncate(table, 0)
         self._tables.pop(id(table), None)
 
+    def forget(self) -> None:
+        """Empties the prefix cache: what its blocks hold is not found again. Open tables keep their blocks."""
+        self._free.extend(self._evictable)
+        self._evictable.clear()
+        self._block_of_hash.clear()
+        self._hash_of_block.clear()
+
     def check_integrity(self) -> None:
         """Raises IntegrityError unless every block is exactly one of: referenced, free, evictable."""
         counts = [0] * self.num_blocks

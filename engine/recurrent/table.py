@@ -133,6 +133,12 @@ class StateTable:
         self.withdraw(state)
         self._sessions.pop(id(state), None)
 
+    def forget(self) -> None:
+        """Drops all snapshots."""
+        for snapshot in self._snapshots.values():
+            self._release(snapshot.slot)
+        self._snapshots.clear()
+
     def check_integrity(self) -> None:
         """Raises IntegrityError unless every slot is free or counts its sessions and snapshots."""
         counts = [0] * self.num_slots

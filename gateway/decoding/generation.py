@@ -15,7 +15,7 @@ from outrider.gateway.admission.grammar_turns import GrammarTurns
 from outrider.gateway.config import GatewayConfig
 from outrider.gateway.decoding.decode_loop import decode
 from outrider.gateway.fleet.drafter_choice import acquire_drafter, drafter_offers
-from outrider.gateway.fleet.placement import VerifierKinds, acquire_verifier, kind_of
+from outrider.gateway.fleet.placement import VerifierKinds, acquire_verifier, kind_for
 from outrider.gateway.fleet.pool import Pool
 from outrider.gateway.fleet.remote import RemoteVerifier
 from outrider.gateway.metrics import GatewayMetrics, RequestTimes
@@ -26,8 +26,8 @@ from outrider.gateway.request.commit_sink import CommitSink, SpeculationTally
 from outrider.gateway.request.detokenizer import IncrementalDetokenizer
 from outrider.gateway.request.tokenizer import Tokenizer
 from outrider.gateway.request.types import METHOD_AUTO, METHOD_OFF, ChoiceStart, GenerationUpdate, ValidRequest
-from outrider.shared.errors import Overloaded, VerifierLost
-from outrider.shared.messages import DrafterInfo, DrafterOffer, SessionSpec, VerifierInfo
+from outrider.shared.errors import Overloaded, TargetReplaced, VerifierLost
+from outrider.shared.messages import DrafterInfo, DrafterOffer, SessionSpec, VerifierInfo, weights_of
 from outrider.shared.request_params import MAX_SPECULATIVE_TOKENS
 from outrider.shared.sampling_params import SpeculationMode
 from outrider.shared.speculative_config import SpeculativeConfig
@@ -146,16 +146,21 @@ class Generation:
         lost: VerifierLost | None = None
         full: set[str] = set()
         while True:
+            # In rejection mode other arithmetic will do, other weights will not.
+            numerics = spec.numerics if spec.mode is SpeculationMode.EXACT else None
+            weights = weights_of(spec.numerics)
             member = await acquire_verifier(
                 self.verifiers,
                 request,
-                numerics=spec.numerics,
+                numerics=numerics,
+                weights=weights,
                 full=full,
                 lost=lost,
                 patience_s=self.config.failover_s,
             )
-            if spec.mode is SpeculationMode.EXACT:
-                spec = dataclasses.replace(spec, numerics=kind_of(member))
+            kind = kind_for(member, numerics, weights)
+            if spec.mode is SpeculationMode.EXACT or weights_of(kind):
+                spec = dataclasses.replace(spec, numerics=kind)
             verifier = RemoteVerifier(member.channel, member.address, request.metadata)
             hint = self.hint_of(member.address)
             drafting = Drafting(
@@ -184,6 +189,16 @@ class Generation:
                 full = set() if member.address in full else full | {member.address}
                 spec = dataclasses.replace(spec, committed_token_ids=tuple(sink.committed_token_ids))
                 await asyncio.sleep(OVERLOADED_WAIT_S)
+            except TargetReplaced:
+                # Another verifier may still have its weights; where none has, acquire_verifier says so.
+                num_committed = len(sink.committed_token_ids)
+                num_fruitless = num_fruitless + 1 if num_committed == len(spec.committed_token_ids) else 0
+                if num_fruitless >= MAX_FRUITLESS_FAILOVERS:
+                    raise
+                await self.verifiers.look_again()
+                spec = dataclasses.replace(
+                    spec, epoch=spec.epoch + 1, committed_token_ids=tuple(sink.committed_token_ids)
+                )
             except VerifierLost as error:
                 lost = error
                 self.verifiers.mark_lost(member)
@@ -206,9 +221,9 @@ class Generation:
                 overloaded_until = time.monotonic() + self.config.failover_s
 
     def _numerics(self, start: ChoiceStart) -> str | None:
-        """Returns the kind of verifier that a choice needs; None: any."""
+        """Returns the kind of verifier that a choice needs; None: any. In rejection mode only its weights count."""
         if start.mode is not SpeculationMode.EXACT:
-            return None
+            return start.numerics if weights_of(start.numerics) else None
         # An older gateway has begun it, and did not say.
         return self.kinds.for_new_request() if start.numerics is None else start.numerics
 

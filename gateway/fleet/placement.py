@@ -5,7 +5,8 @@ only sessions that it wins or had won move, and gateways agree without communica
 
 Exact mode's output depends on the arithmetic. In a fleet with more than one kind of it (VerifierInfo.numerics) a
 request starts with one kind, stores it in its record, and is decoded only by verifiers of that kind. In rejection mode
-every token follows the distribution of the verifier that samples it, so those sessions may use any.
+every token follows the distribution of the verifier that samples it, so those sessions may use any. Where weights can
+be replaced while serving, the kind names them too, and no session of either mode goes on with other weights.
 
 Not here: the fleet's members and their load (pool.py), and measuring the kind (engine/numerics.py).
 """
@@ -21,8 +22,8 @@ from collections.abc import Collection, Sequence
 
 from outrider.gateway.fleet.pool import Member, Pool
 from outrider.gateway.request.types import ValidRequest
-from outrider.shared.errors import Unavailable, VerifierLost
-from outrider.shared.messages import VerifierInfo
+from outrider.shared.errors import TargetReplaced, Unavailable, VerifierLost
+from outrider.shared.messages import VerifierInfo, weights_of
 
 log = logging.getLogger(__name__)
 
@@ -60,26 +61,47 @@ async def acquire_verifier(
     request: ValidRequest,
     *,
     numerics: str | None = None,
+    weights: str = "",
     full: Collection[str],
     lost: VerifierLost | None,
     patience_s: float,
 ) -> Member[VerifierInfo]:
-    """Reserves a session slot; the caller releases it with `num_sessions -= 1`. Raises Unavailable on timeout.
+    """Reserves a session slot; the caller releases it with `num_sessions -= 1`. Raises Unavailable on timeout, and
+    TargetReplaced as soon as no verifier is known that has the weights.
 
-    numerics: only verifiers of this kind; None: any (VerifierKinds). full: addresses that refused just now, used
-    only if no others are left. lost: why the session needs a new verifier.
+    numerics: only verifiers of this kind, or about to be; None: any (VerifierKinds). weights: only those of these
+    weights. full: addresses that refused just now, used only if no others are left. lost: why the session needs a new
+    verifier.
     """
     deadline = time.monotonic() + patience_s
     while True:
-        healthy = [member for member in verifiers.healthy() if numerics is None or kind_of(member) == numerics]
+        healthy = [member for member in verifiers.healthy() if kind_for(member, numerics, weights) is not None]
+        healthy = [member for member in healthy if not _is_draining(member)] or healthy
         members = [member for member in healthy if member.address not in full] or healthy
         if members:
             member = place(members, request.prompt_token_ids, request.cache_salt)
             member.num_sessions += 1
             return member
+        await _require_weights(verifiers, weights or weights_of(numerics))
         if time.monotonic() >= deadline:
             raise Unavailable(_what_happened(verifiers, numerics, lost, patience_s))
         await verifiers.wait_for_change(_LOOK_AGAIN_S)
+
+
+async def _require_weights(verifiers: Pool[VerifierInfo], weights: str) -> None:
+    """Raises TargetReplaced unless a verifier has these weights, or one has never been reached; empty: any will do."""
+
+    def may_come() -> bool:
+        known = [kind for member in verifiers.members for kind in _kinds(member)]
+        return not known or verifiers.has_unseen or weights in map(weights_of, known)
+
+    if weights and not may_come():
+        await verifiers.look_again()  # another gateway may have heard of them earlier
+        if not may_come():
+            raise TargetReplaced(
+                "the weights that this answer was begun with are served no more, and it is not continued on others; "
+                "send the request again"
+            )
 
 
 def _what_happened(
@@ -115,7 +137,8 @@ class VerifierKinds:
         The most common kind among known members: one odd machine does not attract all traffic, and an upgraded fleet
         changes over once, halfway. Unreachable members count, or each restart could tip a near tie, but a kind needs a
         healthy member, and one sound in exact mode if any is. Ties: the smallest text. Gateways that see the same fleet
-        agree without communicating.
+        agree without communicating. A verifier whose weights are about to be replaced counts as of the coming kind, and
+        is waited for only if there is no other.
         """
         self._warn_if_mixed()
         if self._pinned:
@@ -123,8 +146,10 @@ class VerifierKinds:
         known = [member for member in self._verifiers.members if member.info is not None]
         healthy = [member for member in known if member.healthy]
         certified = [member for member in healthy if member.info is not None and member.info.certificate.holds]
-        counts = Counter(map(kind_of, known))
-        eligible = set(map(kind_of, certified or healthy or known))
+        choice = certified or healthy or known
+        settled = [member for member in choice if not _is_draining(member)]
+        counts = Counter(map(_coming_kind, known))
+        eligible = set(map(_coming_kind, settled or choice))
         return min(eligible, key=lambda kind: (-counts[kind], kind), default=None)
 
     def _warn_if_mixed(self) -> None:
@@ -141,6 +166,32 @@ class VerifierKinds:
 def kind_of(member: Member[VerifierInfo]) -> str:
     """Returns the verifier's kind; empty for versions without this field, which are one kind."""
     return member.info.numerics if member.info is not None else ""
+
+
+def kind_for(member: Member[VerifierInfo], numerics: str | None, weights: str = "") -> str | None:
+    """Returns the kind that a session is opened as at this verifier; None: it does not fit.
+
+    numerics, weights: that it needs; None or empty: any.
+    """
+    kinds = _kinds(member) if numerics is not None or weights else (_coming_kind(member),)
+    fitting = (kind for kind in kinds if numerics in (None, kind) and weights in ("", weights_of(kind)))
+    return next(fitting, None)
+
+
+def _kinds(member: Member[VerifierInfo]) -> tuple[str, ...]:
+    """Returns the kinds that sessions can have there, the coming one too; none before it has been reached."""
+    info = member.info
+    if info is None:
+        return ()
+    return (info.numerics, info.next_numerics) if info.next_numerics else (info.numerics,)
+
+
+def _is_draining(member: Member[VerifierInfo]) -> bool:
+    return member.info is not None and bool(member.info.next_numerics)
+
+
+def _coming_kind(member: Member[VerifierInfo]) -> str:
+    return kind_of(member) if member.info is None else member.info.next_numerics or member.info.numerics
 
 
 def show(numerics: str) -> str:

@@ -59,6 +59,7 @@ class Pool(Generic[InfoT]):
         self._open_channel = open_channel or (lambda address, _name: rpc.open_channel(address))
         self._members: dict[str, Member[InfoT]] = {}
         self._watcher: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
 
     async def start(self) -> None:
@@ -69,6 +70,9 @@ class Pool(Generic[InfoT]):
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
         for member in self._members.values():
             await member.channel.close()
 
@@ -96,8 +100,14 @@ class Pool(Generic[InfoT]):
             async with asyncio.timeout(timeout_s):
                 await self._changed.wait()
 
+    async def look_again(self) -> None:
+        """Polls the whole fleet now. Callers at the same time share one poll, which may have begun before."""
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self.refresh(), name=f"look-{self._service}")
+        await asyncio.shield(self._looking)
+
     async def refresh(self) -> None:
-        """Polls the whole fleet once."""
+        """Polls the whole fleet once. Not for two callers at a time."""
         found = {address: name for name in self._addresses for address in await _resolve(name)}
         for address, name in found.items():
             if address not in self._members:
@@ -117,7 +127,7 @@ class Pool(Generic[InfoT]):
         while True:
             await asyncio.sleep(WATCH_INTERVAL_S)
             try:
-                await self.refresh()
+                await self.look_again()
             except Exception:
                 log.exception("polling the %s fleet failed; retrying", self._service)
 

@@ -17,6 +17,7 @@ from outrider.shared.errors import (
     InvalidRequest,
     OutriderError,
     Overloaded,
+    TargetReplaced,
     Unavailable,
     VerifierLost,
 )
@@ -76,6 +77,8 @@ class _Stream:
         if kind is None:
             return self._lost(f"{self._peer}: {code.name if code else 'stream ended'} {detail}".rstrip())
         param, separator, message = detail.partition(": ")
+        if kind is CommitRefused and param == TargetReplaced.PARAM:
+            return TargetReplaced(f"{self._peer}: {message}")
         if separator and " " not in param:
             return kind(message, param=param)
         return kind(detail)

@@ -39,8 +39,9 @@ class MethodView(TypedDict):
 class VerifierView(TypedDict):
     """A verifier's last report; empty or 0 except for the address until first reached.
 
-    numerics: its arithmetic, as receipts name it. methods: those it drafts with in its own process. learning: the
-    fields of shared.messages.Learning; null where they do not learn.
+    numerics: its arithmetic, as receipts name it. target_version: of the target's weights, 0 where they cannot be
+    replaced while serving; next_numerics: of those that take over soon, or empty. methods: those it drafts with in its
+    own process. learning: the fields of shared.messages.Learning; null where they do not learn.
     """
 
     address: str
@@ -55,6 +56,8 @@ class VerifierView(TypedDict):
     num_free_blocks: int
     block_size: int
     numerics: str
+    target_version: int
+    next_numerics: str
     methods: list[MethodView]
     learning: dict[str, int | float | str] | None
 
@@ -130,6 +133,8 @@ def _verifier(member: Member[VerifierInfo]) -> VerifierView:
         "num_free_blocks": info.num_free_blocks if info else 0,
         "block_size": info.block_size if info else 0,
         "numerics": info.numerics if info else "",
+        "target_version": info.target_version if info else 0,
+        "next_numerics": info.next_numerics if info else "",
         "methods": _methods(info.local_methods if info else ()),
         "learning": dataclasses.asdict(info.learning) if info and info.learning else None,
     }

@@ -86,7 +86,7 @@ def bash_completion() -> str:
         ("outrider b", "bench"),
         (
             "outrider ",
-            "up serve down status complete chat bench doctor demo load-draft drafter "
+            "up serve down status complete chat bench doctor demo load-draft reload drafter "
             "audit certify verify train key version",
         ),
         ("outrider key ", "new"),

@@ -125,7 +125,7 @@ async def serving(verifier: VerifierConfig, gateway: GatewayConfig) -> AsyncIter
     except OutriderError as error:
         raise Refused(error.message) from error
     engine.start()
-    servicer = VerifierServicer(engine, lambda: start.describe(verifier, engine, loaded))
+    servicer = VerifierServicer(engine, lambda: start.describe(verifier, engine))
     add = partial(verifier_pb2_grpc.add_VerifierServicer_to_server, servicer)
     server = await rpc.start_server("127.0.0.1", 0, add, ("outrider.v1.Verifier",))
     await server.serving()

@@ -39,6 +39,7 @@ from outrider.v1 import drafter_pb2_grpc, verifier_pb2_grpc
 from outrider.verifier_service.config import VerifierConfig
 from outrider.verifier_service.engine import EngineLimits, VerifierEngine
 from outrider.verifier_service.metrics import VerifierMetrics
+from outrider.verifier_service.reload.served_target import TargetState
 from outrider.verifier_service.row_outputs import host_outputs
 from outrider.verifier_service.server import VerifierServicer
 from outrider.verifier_service.start import describe as describe_verifier
@@ -100,7 +101,7 @@ class VerifierNode:
         self.engine._grammars = GRAMMARS  # type: ignore[assignment]
         self.engine.on_open = on_open
         server = SimServer(net, process, address)
-        describe = partial(describe_verifier, config, self.engine, runner.loaded, "sim")
+        describe = partial(describe_verifier, config, self.engine, TargetState("sim"))
         verifier_pb2_grpc.add_VerifierServicer_to_server(VerifierServicer(self.engine, describe), server)
         _add_health(server)
         self.engine.start()

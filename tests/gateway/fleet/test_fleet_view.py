@@ -36,6 +36,7 @@ VERIFIER = VerifierInfo(
     certificate=RowInvarianceCertificate(True),
     local_methods=(DraftMethodInfo("suffix"),),
     numerics="bfloat16/cpu/cpu/tp1/00",
+    target_version=2,
     learning=Learning(num_tokens=20_000, num_taken=1, tokens_before=1.5, tokens_after=1.75, refusal="it loses"),
 )
 METHODS = (DraftMethodInfo("draft_model", "demo-draft"), DraftMethodInfo("ngram"))
@@ -68,6 +69,8 @@ async def test_members_that_answer(channel: grpc.aio.Channel) -> None:
                 "num_free_blocks": 60,
                 "block_size": 16,
                 "numerics": "bfloat16/cpu/cpu/tp1/00",
+                "target_version": 2,
+                "next_numerics": "",
                 "methods": [{"name": "suffix", "model": "", "version": 0, "heads": []}],
                 "learning": {
                     "num_tokens": 20_000,

@@ -12,7 +12,7 @@ import pytest
 
 from outrider.gateway.fleet.remote import RemoteDrafter, RemoteVerifier
 from outrider.shared import rpc, wire
-from outrider.shared.errors import DrafterLost, Overloaded, VerifierLost
+from outrider.shared.errors import DrafterLost, Overloaded, TargetReplaced, VerifierLost
 from outrider.shared.messages import DraftStep, Proposal, ProposalReply, SessionSpec, Timings, VerifyStep
 from outrider.shared.sampling_params import SamplingParams, SpeculationMode
 from outrider.v1 import drafter_pb2_grpc, verifier_pb2_grpc
@@ -24,6 +24,12 @@ _MANY = 300
 class _FullVerifier(verifier_pb2_grpc.VerifierServicer):
     async def Session(self, requests: Any, context: Any) -> AsyncIterator[Any]:
         await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
+        yield
+
+
+class _ReloadedVerifier(verifier_pb2_grpc.VerifierServicer):
+    async def Session(self, requests: Any, context: Any) -> AsyncIterator[Any]:
+        await rpc.abort(context, TargetReplaced("the session needs others"))
         yield
 
 
@@ -66,6 +72,20 @@ async def test_a_refusal_that_meets_a_write_is_told(channel: grpc.aio.Channel, n
     """grpc.aio then reports INTERNAL in the place of the peer's status: nobody may be taken out of the fleet for it."""
     errors = [await _refusal(channel, num_writes) for _ in range(_MANY)]
     assert {(type(error), str(error)) for error in errors} == {(Overloaded, "full")}
+
+
+async def test_replaced_weights_are_told_from_a_log_that_refuses() -> None:
+    def add(server: grpc.aio.Server) -> None:
+        verifier_pb2_grpc.add_VerifierServicer_to_server(_ReloadedVerifier(), server)  # type: ignore[no-untyped-call]
+
+    server = await rpc.start_server("127.0.0.1", 0, add, ())
+    async with rpc.open_channel(f"127.0.0.1:{server.port}") as channel:
+        verifier = RemoteVerifier(channel, "there:7001")
+        await verifier.open(_SPEC)
+        with pytest.raises(TargetReplaced, match="there:7001: the session needs others"):
+            await anext(verifier.verify(VerifyStep(1, 0)))
+        await verifier.close()
+    await server.drain(0.0)
 
 
 async def test_a_drafter_that_refuses_is_a_lost_one_either_way(channel: grpc.aio.Channel) -> None:

@@ -1,0 +1,1 @@
+"""Replaces the target's weights while the verifier serves."""
