@@ -72,10 +72,10 @@ class Faults:
             key=lambda fault: fault.at_s,
         )
 
-    def on_message(self, link: Link, what: str) -> float:
+    def on_message(self, link: Link, what: object) -> float:
         if self.is_over or not self._links:
             return 0.0
-        share = _RARE_SHARE if what.startswith(_RARE_MESSAGES) else self._link_share
+        share = _RARE_SHARE if isinstance(what, str) and what.startswith(_RARE_MESSAGES) else self._link_share
         if self._rng.random() >= share:
             return 0.0
         kind = self._rng.choice(self._links)

@@ -19,7 +19,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import OutOfMemoryError
 
 from outrider.shared.log import commit_scripts
-from tests.simulation.links import Link, Network
+from tests.simulation.links import Later, Link, Network
 from tests.simulation.loop import Process
 from tests.simulation.redis_process.store import RedisStore
 
@@ -148,7 +148,9 @@ class SimRedisConnection:
 
         def execute() -> None:
             reply = node.execute(words)
-            link.send(f"{name} {_shown(reply)}", lambda: replies.put_nowait(reply), by_client=False)
+            link.send(
+                Later("{} {}".format, name, Later(_shown, reply)), lambda: replies.put_nowait(reply), by_client=False
+            )
 
         link.send(name, execute, by_client=True)
         await asyncio.sleep(0)
