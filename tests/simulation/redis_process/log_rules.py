@@ -1,8 +1,8 @@
 """What a script of the commit log may do to it, whatever has been lost, and what would happen if one came late.
 
 The promises of shared/log/commit_scripts.py as rules over the log before and after: a fault in a script breaks one at
-once, long before a client could see it. Beside each change two others are tried on a copy of the log: a message of
-before comes again, as it may when its sender gave a connection up and sent it on another; and this one comes to the log
+once, long before a client could see it. Beside each change another one is tried on a copy of the log: a message of
+before comes again, as it may when its sender gave a connection up and sent it on another; or this one comes to the log
 as it was a while before, as it may when Redis has lost the writes since.
 """
 
@@ -119,8 +119,11 @@ class LogRules:
         past = self._past.setdefault(message.log, [])
         keys = message.command[3 : 3 + int(message.command[2])]
         if past:
-            self._try(self.rng.choice(past)[0], store, "if it came again now: ")
-            self._try(message, self.rng.choice(past)[1], "if Redis had lost what was written before: ")
+            earlier, then = self.rng.choice(past)
+            if self.rng.random() < 0.5:
+                self._try(earlier, store, "if it came again now: ")
+            else:
+                self._try(message, then, "if Redis had lost what was written before: ")
         past.append((message, store.copy(keys)))
         del past[:-_MOST_KEPT]
 
