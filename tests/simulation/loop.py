@@ -306,3 +306,6 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._closed = True
         self._timers.clear()
         self._kept.clear()
+        # FastAPI remembers the last 4,096 routes, and so this loop, of some 80 simulations.
+        self._tasks.clear()
+        self.processes.clear()
