@@ -233,7 +233,7 @@ MUTANTS: dict[str, Patch] = {
     "epochs that tell terms apart, not connections": _epochs_by_term_alone,
     "an append behind another gateway's tokens": _script("APPEND", "if is_lost then return -1 end", ""),
 }
-# Not found by 105 seeds: it needs a loss of what a client has seen, of an answer whose tokens come again, in rounds of
+# Not found by 250 seeds: it needs a loss of what a client has seen, of an answer whose tokens come again, in rounds of
 # another length. tests/gateway/request finds it.
 UNSEEN: dict[str, Patch] = {"a resumption that forgets what was seen": _forgets_seen}
 # Seeds that found a planted bug, which are tried first. A change to the simulation gives seeds another meaning: then
