@@ -34,7 +34,10 @@ from outrider.shared.speculative_config import SpeculativeConfig
 
 # A session that kills verifier after verifier before its next token must not go round for ever.
 MAX_FRUITLESS_FAILOVERS = 4
+# seconds; before a full verifier is asked again
 OVERLOADED_WAIT_S = 0.05
+# outputs; of one gateway that ask again at a time, in turn: the others would each send their prompt 20 times a second
+MAX_ASKING_AGAIN = 2
 
 
 @dataclass
@@ -50,6 +53,7 @@ class Generation:
     kinds: VerifierKinds = dataclasses.field(init=False)
     grammar_turns: GrammarTurns = dataclasses.field(default_factory=GrammarTurns)
     starts: FairStarts = dataclasses.field(init=False)
+    _asking_again: asyncio.Semaphore = dataclasses.field(default_factory=lambda: asyncio.Semaphore(MAX_ASKING_AGAIN))
     # Keys are verifiers' addresses.
     _hints: dict[str, DraftHint] = dataclasses.field(default_factory=dict)
 
@@ -146,6 +150,7 @@ class Generation:
         lost: VerifierLost | None = None
         full: set[str] = set()
         while True:
+            is_refused = False
             # In rejection mode other arithmetic will do, other weights will not.
             numerics = spec.numerics if spec.mode is SpeculationMode.EXACT else None
             weights = weights_of(spec.numerics)
@@ -186,9 +191,9 @@ class Generation:
                 if time.monotonic() >= overloaded_until:
                     raise
                 # Sessions that have just ended may still stand there: a short wait, not an error. Others come first.
+                is_refused = True
                 full = set() if member.address in full else full | {member.address}
                 spec = dataclasses.replace(spec, committed_token_ids=tuple(sink.committed_token_ids))
-                await asyncio.sleep(OVERLOADED_WAIT_S)
             except TargetReplaced:
                 # Another verifier may still have its weights; where none has, acquire_verifier says so.
                 num_committed = len(sink.committed_token_ids)
@@ -216,6 +221,9 @@ class Generation:
                 member.num_sessions -= 1
                 await verifier.close()
                 await drafting.close()
+            if is_refused:
+                async with self._asking_again:
+                    await asyncio.sleep(OVERLOADED_WAIT_S)
             if place.gives_way():
                 await place.take_again()
                 overloaded_until = time.monotonic() + self.config.failover_s

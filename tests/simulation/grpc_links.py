@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from tests.simulation.links import Link, Network
+from tests.simulation.links import Later, Link, Network
 from tests.simulation.loop import Process
 from tests.simulation.older_wire import clipped
 
@@ -75,7 +75,7 @@ class ServerCall:
                 async for reply in self._handler.stream_stream(self._requests(), self):
                     self._reply(reply)
             else:
-                self._reply(await self._handler.unary_unary(await self._inbox.get(), self))
+                self._reply(await self._handler.unary_unary(await self._inbox.get(), self), is_last=True)
         except Abort:
             pass
         except asyncio.CancelledError:
@@ -83,16 +83,29 @@ class ServerCall:
         except Exception as error:
             self._server.process.problems.append(f"an RPC failed: {error!r}")
             self._status = (grpc.StatusCode.UNKNOWN, repr(error))
+        if not self._is_over:
+            self._end()
+            status = self._status
+            what = f"{self._call.num} status {status[0].name}"
+            self._link.send(what, lambda: self._call.end(status), by_client=False)
+
+    def _end(self) -> None:
         self._is_over = True
         if self.cancel in self._link.server.lost:
             self._link.server.lost.remove(self.cancel)
-        status = self._status
-        self._link.send(f"{self._call.num} status {status[0].name}", lambda: self._call.end(status), by_client=False)
 
-    def _reply(self, reply: Any) -> None:
+    def _reply(self, reply: Any, *, is_last: bool = False) -> None:
+        """is_last: the status comes with it."""
         data = _encoded(self._link, reply, self._handler.response_serializer)
-        what = f"{self._call.num} {shown(reply)}"
-        self._link.send(what, lambda: self._call.receive(data), by_client=False)
+
+        def deliver() -> None:
+            self._call.receive(data)
+            if is_last:
+                self._call.end((grpc.StatusCode.OK, ""))
+
+        if is_last:
+            self._end()
+        self._link.send(Later("{} {}".format, self._call.num, Later(shown, reply)), deliver, by_client=False)
 
     async def abort(self, code: grpc.StatusCode, details: str = "", trailers: object = ()) -> None:
         self._status = (code, details)
@@ -110,7 +123,8 @@ class ClientCall:
 
     _numbers = itertools.count()
 
-    def __init__(self, channel: SimChannel, path: str, serialize: Any, deserialize: Any) -> None:
+    def __init__(self, channel: SimChannel, path: str, serialize: Any, deserialize: Any, request: Any = None) -> None:
+        """request: of a unary call; its one message begins it."""
         self.num = f"call-{channel.next_call()}"
         self._serialize, self._deserialize = serialize, deserialize
         self._status: _Status | None = None
@@ -123,9 +137,12 @@ class ClientCall:
             return
         link.client.lost.append(self._lost)
         server = channel.server
+        data = None if request is None else _encoded(link, request, serialize)
 
         def begin() -> None:
-            self._server_call = server.begin(link, self, path)
+            self._server_call = call = server.begin(link, self, path)
+            if data is not None:
+                call.receive(data)
 
         link.send(f"{self.num} {path.rpartition('/')[2]}", begin, by_client=True)
 
@@ -170,7 +187,8 @@ class ClientCall:
             raise self._error() if self._status[0] is not grpc.StatusCode.OK else asyncio.InvalidStateError("ended")
         data = _encoded(self._link, message, self._serialize)
         if self._link is not None:
-            self._link.send(f"{self.num} {shown(message)}", lambda: self._pass_on(data), by_client=True)
+            what = Later("{} {}".format, self.num, Later(shown, message))
+            self._link.send(what, lambda: self._pass_on(data), by_client=True)
         try:
             await asyncio.sleep(0)
         except asyncio.CancelledError:
@@ -234,10 +252,9 @@ class SimChannel:
         self, path: str, request_serializer: Any, response_deserializer: Any, _registered_method: bool = True
     ) -> Callable[..., Any]:
         async def call(request: Any, timeout: float | None = None, metadata: object = None) -> Any:
-            stream = ClientCall(self, path, request_serializer, response_deserializer)
+            stream = ClientCall(self, path, request_serializer, response_deserializer, request)
             try:
                 async with asyncio.timeout(timeout):
-                    await stream.write(request)
                     return await stream.read()
             except TimeoutError:
                 stream.cancel()

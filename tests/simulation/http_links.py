@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from tests.simulation.links import Link, Network
+from tests.simulation.links import Later, Link, Network
 from tests.simulation.loop import Process
 
 # bytes; sent and not yet read, beyond which the server's `send` waits
@@ -124,7 +124,7 @@ class ServedCall:
     async def _send(self, message: dict[str, Any]) -> None:
         data: bytes = message.get("body", b"")
         self._num_unread += len(data)
-        self._link.send(_shown(message), lambda: self._parts.put_nowait(message), by_client=False)
+        self._link.send(Later(_shown, message), lambda: self._parts.put_nowait(message), by_client=False)
         while self._num_unread > WINDOW_BYTES and not self._gone.is_set():
             self._room.clear()
             await self._room.wait()

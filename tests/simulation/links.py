@@ -25,7 +25,7 @@ _APART_S = 1e-7
 class Mischief(Protocol):
     """What goes wrong on links. Called for each message: the seconds that it is late; it may also harm the link."""
 
-    def on_message(self, link: Link, what: str) -> float: ...
+    def on_message(self, link: Link, what: object) -> float: ...
 
 
 @dataclass
@@ -39,20 +39,39 @@ class End:
     lost: list[Callable[[], None]] = field(default_factory=list)
 
 
+class Later:
+    """A text that is made when somebody reads it, as of most seeds nobody does. What it is made of stays as it is."""
+
+    __slots__ = ("_args", "_make")
+
+    def __init__(self, make: Callable[..., str], *args: object) -> None:
+        self._make, self._args = make, args
+
+    def __str__(self) -> str:
+        return self._make(*self._args)
+
+
 @dataclass
 class Trace:
-    """All that happened, as lines that two runs of one seed have in common, and a digest of them that Python's versions
-    have in common too: without the number of steps, of which asyncio takes some more or fewer.
-    """
+    """All that happened."""
 
     loop: SimLoop
-    lines: list[str] = field(default_factory=list)
-    digest: int = 0
+    _entries: list[tuple[float, int, tuple[object, ...]]] = field(default_factory=list)
 
-    def add(self, text: str) -> None:
-        now = f"{self.loop.time():11.6f}"
-        self.digest = zlib.crc32(f"{now} {text}".encode(), self.digest)
-        self.lines.append(f"{now} {self.loop.num_steps:7d} {text}")
+    def add(self, *parts: object) -> None:
+        self._entries.append((self.loop.time(), self.loop.num_steps, parts))
+
+    @property
+    def lines(self) -> list[str]:
+        """What two runs of one seed have in common."""
+        return [f"{now:11.6f} {step:7d} {' '.join(map(str, parts))}" for now, step, parts in self._entries]
+
+    @property
+    def digest(self) -> int:
+        """Of what Python's versions have in common: not the number of steps, as asyncio takes some more or fewer."""
+        return zlib.crc32(
+            "".join(f"{now:11.6f} {' '.join(map(str, parts))}" for now, _, parts in self._entries).encode()
+        )
 
 
 class Link:
@@ -71,7 +90,7 @@ class Link:
     def end(self, *, of_client: bool) -> End:
         return self.client if of_client else self.server
 
-    def send(self, what: str, deliver: Callable[[], None], *, by_client: bool) -> None:
+    def send(self, what: object, deliver: Callable[[], None], *, by_client: bool) -> None:
         """Sends a message: `deliver` is called at the other end. what: for the trace."""
         sender, receiver = (self.client, self.server) if by_client else (self.server, self.client)
         if not sender.is_open or sender.process.is_dead:
@@ -80,10 +99,10 @@ class Link:
         late_s = self.net.mischief.on_message(self, what)
         arrival = max(self.net.loop.time() + self.net.latency_s() + late_s, receiver.last_arrival + _APART_S)
         receiver.last_arrival = arrival
-        self.net.trace.add(f"{'>' if by_client else '<'} {self} {what}")
-        self.net.later(arrival, lambda: self._arrive(receiver, what, deliver))
+        self.net.trace.add(">" if by_client else "<", self, what)
+        self.net.later(arrival, lambda: self._arrive(receiver, deliver))
 
-    def _arrive(self, receiver: End, what: str, deliver: Callable[[], None]) -> None:
+    def _arrive(self, receiver: End, deliver: Callable[[], None]) -> None:
         if self.is_cut or not receiver.is_open or receiver.process.is_dead:
             return
 

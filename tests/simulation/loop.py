@@ -27,6 +27,32 @@ _LONGEST_THREAD_S = 0.01
 _LANE: contextvars.ContextVar[Lane | None] = contextvars.ContextVar("lane", default=None)
 
 
+class Step:
+    """What asyncio.Handle and TimerHandle are, without what this loop has no use for. when_s: of a timer."""
+
+    __slots__ = ("_args", "_callback", "_is_cancelled", "context", "when_s")
+
+    def __init__(
+        self, callback: Any, args: tuple[Any, ...], context: contextvars.Context | None, when_s: float = 0.0
+    ) -> None:
+        self._callback, self._args, self._is_cancelled = callback, args, False
+        self.context = contextvars.copy_context() if context is None else context
+        self.when_s = when_s
+
+    def cancel(self) -> None:
+        self._is_cancelled = True
+        self._callback = self._args = None
+
+    def cancelled(self) -> bool:
+        return self._is_cancelled
+
+    def when(self) -> float:
+        return self.when_s
+
+    def run(self) -> None:
+        self.context.run(self._callback, *self._args)
+
+
 class StandsStill(Exception):
     """Nothing can happen any more, or everything happens at one instant."""
 
@@ -37,7 +63,7 @@ class Lane:
     def __init__(self, process: Process, name: str) -> None:
         self.process = process
         self.name = name
-        self.steps: deque[asyncio.Handle] = deque()
+        self.steps: deque[Step] = deque()
         self._context = contextvars.Context()
         self._context.run(_LANE.set, self)
 
@@ -105,7 +131,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self.processes: list[Process] = []
         self.num_steps = 0
         self.problems: list[str] = []
-        self._timers: list[tuple[float, int, asyncio.TimerHandle]] = []
+        self._timers: list[tuple[float, int, Step]] = []
         self._timer_numbers = itertools.count()
         self._ready: list[Lane] = []
         self._kept: list[object] = []  # or the garbage collector would run `finally` blocks of killed processes
@@ -131,7 +157,7 @@ class SimLoop(asyncio.AbstractEventLoop):
             self._pass_time()
         place = self._rng.randrange(len(self._ready)) if len(self._ready) > 1 else 0
         lane = self._ready[place]
-        handle = lane.steps.popleft()
+        step = lane.steps.popleft()
         if not lane.steps:
             self._ready[place] = self._ready[-1]
             self._ready.pop()
@@ -139,8 +165,13 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._num_at_once += 1
         if self._num_at_once > _MOST_STEPS_AT_ONCE:
             raise StandsStill(f"{_MOST_STEPS_AT_ONCE} steps at {self._now:.6f} s")
-        if not handle.cancelled():
-            handle._run()
+        if not step.cancelled():
+            try:
+                step.run()
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:
+                self.call_exception_handler({"message": f"a step failed: {step}", "exception": error})
 
     def _pass_time(self) -> None:
         self._num_at_once = 0
@@ -158,13 +189,13 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     _num_at_once = 0
 
-    def _enqueue(self, handle: asyncio.Handle) -> None:
-        lane: Lane | None = handle._context.get(_LANE)
+    def _enqueue(self, step: Step) -> None:
+        lane: Lane | None = step.context.get(_LANE)
         lane = lane or self.outside.main
         if lane.process.is_dead:
-            self._kept.append(handle)
+            self._kept.append(step)
             return
-        lane.steps.append(handle)
+        lane.steps.append(step)
         if len(lane.steps) == 1 and not lane.process.is_paused:
             self._ready.append(lane)
 
@@ -183,34 +214,25 @@ class SimLoop(asyncio.AbstractEventLoop):
     def time(self) -> float:
         return self._now
 
-    def call_soon(self, callback: Any, *args: Any, context: contextvars.Context | None = None) -> asyncio.Handle:
-        handle = asyncio.Handle(callback, args, self, context)
-        self._enqueue(handle)
-        return handle
+    def call_soon(self, callback: Any, *args: Any, context: contextvars.Context | None = None) -> Any:
+        step = Step(callback, args, context)
+        self._enqueue(step)
+        return step
 
-    def call_soon_threadsafe(
-        self, callback: Any, *args: Any, context: contextvars.Context | None = None
-    ) -> asyncio.Handle:
+    def call_soon_threadsafe(self, callback: Any, *args: Any, context: contextvars.Context | None = None) -> Any:
         """From an engine's lane: the callback runs in its process's main lane."""
         lane = current_lane()
         if context is None and lane is not None:
             context = lane.process.main.context
         return self.call_soon(callback, *args, context=context)
 
-    def call_later(
-        self, delay: float, callback: Any, *args: Any, context: contextvars.Context | None = None
-    ) -> asyncio.TimerHandle:
+    def call_later(self, delay: float, callback: Any, *args: Any, context: contextvars.Context | None = None) -> Any:
         return self.call_at(self._now + delay, callback, *args, context=context)
 
-    def call_at(
-        self, when: float, callback: Any, *args: Any, context: contextvars.Context | None = None
-    ) -> asyncio.TimerHandle:
-        timer = asyncio.TimerHandle(when, callback, args, self, context)
+    def call_at(self, when: float, callback: Any, *args: Any, context: contextvars.Context | None = None) -> Any:
+        timer = Step(callback, args, context, when)
         heapq.heappush(self._timers, (when, next(self._timer_numbers), timer))
         return timer
-
-    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """A cancelled timer is dropped when it is due."""
 
     def create_future(self) -> asyncio.Future[Any]:
         return asyncio.Future(loop=self)
@@ -284,3 +306,6 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._closed = True
         self._timers.clear()
         self._kept.clear()
+        # FastAPI remembers the last 4,096 routes, and so this loop, of some 80 simulations.
+        self._tasks.clear()
+        self.processes.clear()

@@ -25,7 +25,7 @@ MENDED = {
     1465: "a power loss of Redis gave a session's epoch out again, and a stream was resumed over its other tokens",
 }
 # Undisturbed seeds in which one client's outputs make room for another's.
-OUTPUTS_GIVE_WAY = (17, 19)
+OUTPUTS_GIVE_WAY = (19, 31)
 NUM_SEEDS, NUM_MORE_SEEDS = 40, 400
 # seeds; within which each planted bug is found
 MUTANT_SEEDS = 300

@@ -23,6 +23,7 @@ from tests.simulation.faults import ALL_FAULTS, REDIS_FAULTS, Faults, ProcessFau
 from tests.simulation.key_file import OWNER, KeyFile
 from tests.simulation.links import Network, Trace
 from tests.simulation.loop import Process, SimLoop, StandsStill
+from tests.simulation.redis_process.log_rules import LogRules
 from tests.simulation.redis_process.node import LOST_S, Journal, RedisNode
 from tests.simulation.seams import taken_over
 from tests.simulation.services import DrafterNode, GatewayNode, VerifierNode
@@ -36,6 +37,8 @@ ANSWERED_WITHIN_S = 120.0
 RIVAL_SHARE = 0.3
 # seconds of virtual time; after the last answer: within it everything is released
 RELEASED_WITHIN_S = 60.0
+# seconds; within an answer, which takes 0.1 to 2
+MOMENT_S = 0.2
 # seconds; how long Redis may be away without a request that notices; a commit waits 15, and attempts have their pauses
 _SHORT_S = 3.0
 
@@ -110,7 +113,8 @@ class World(logging.Handler):
             draft_timeout_ms=rng.choice([50.0, 500.0]),
         )
         net = self.net
-        self.seats = [Seat("redis", lambda process: RedisNode(net, process, self._journal, self._on_append))]
+        rules = LogRules(random.Random(rng.getrandbits(64)), self.broken.append)
+        self.seats = [Seat("redis", lambda process: RedisNode(net, process, self._journal, self._on_append, rules))]
         self.seats += [
             Seat(f"verifier-{place}", _verifier(net, address, max_num_seqs, drafts, self._on_open))
             for place, address in enumerate(verifiers)
@@ -240,7 +244,7 @@ class World(logging.Handler):
             if fault.kind == "rack-power":
                 gateways = [other for other in self.seats if other.name in self.gateways]
                 self._kill(gateways[fault.victim % len(gateways)], fault)
-            self._restart_redis(seat, fault.amount * min(LOST_S[self._fsync], 1e6), fault.lasts_s)
+            self._restart_redis(seat, _lost_s(fault.amount, LOST_S[self._fsync]), fault.lasts_s)
 
     def _restart_redis(self, seat: Seat, lost_s: float, lasts_s: float) -> None:
         before = len(self._journal.commands)
@@ -269,8 +273,7 @@ class World(logging.Handler):
     async def run(self, num_requests: int) -> list[Client]:
         for seat in self.seats:
             self.start(seat)
-        for fault in self.faults.processes:
-            self.net.later(fault.at_s, lambda fault=fault: self.strike(fault))  # type: ignore[misc]
+        self.faults.arm(self.net, self.strike)
         self.net.later(self.faults.until_s, self.stop_faults)
         clients = [self._client(place) for place in range(num_requests)]
         clients += [self._rival(client) for client in clients if self.rng.random() < RIVAL_SHARE]
@@ -327,6 +330,13 @@ class World(logging.Handler):
         if not self.broken:
             broken += self.leaks()
         return list(dict.fromkeys([*self.broken, *broken, *self.loop.problems]))
+
+
+def _lost_s(amount: float, most_s: float) -> float:
+    """Returns the seconds of writes that a power loss takes, by a draw from 0 to 1. Half of the losses are of a moment
+    within an answer: those of more take its beginning too, and then it is over.
+    """
+    return 2.0 * amount * min(most_s, MOMENT_S) if amount < 0.5 else (2.0 * amount - 1.0) * min(most_s, 1e6)
 
 
 def _verifier(

@@ -11,7 +11,7 @@ import asyncio
 import functools
 import hashlib
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,8 +19,9 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import OutOfMemoryError
 
 from outrider.shared.log import commit_scripts
-from tests.simulation.links import Link, Network
+from tests.simulation.links import Later, Link, Network
 from tests.simulation.loop import Process
+from tests.simulation.redis_process.log_rules import WRITERS, LogRules, Message, written
 from tests.simulation.redis_process.store import RedisStore
 
 # seconds of writes; what each mode may lose with the machine's power
@@ -42,12 +43,20 @@ class Journal:
 class RedisNode:
     """One Redis. on_append: called with the name of each log and the output index that it reaches, when it grows."""
 
-    def __init__(self, net: Network, process: Process, journal: Journal, on_append: Callable[[str, int], None]) -> None:
+    def __init__(
+        self,
+        net: Network,
+        process: Process,
+        journal: Journal,
+        on_append: Callable[[str, int], None],
+        rules: LogRules,
+    ) -> None:
         self.process = process
         self.is_full = False
         self.journal = journal
         self._net = net
         self._on_append = on_append
+        self._rules = rules
         self._store = RedisStore()
         net.servers["redis"] = self
         self._replay()
@@ -70,10 +79,14 @@ class RedisNode:
         is_write = command[0] in _WRITES
         if is_write and self.is_full:
             return OutOfMemoryError(_OUT_OF_MEMORY)
+        message = Message(script, command) if (script := _script_of(command)) in WRITERS else None
+        before = written(self._store, message) if message is not None else None
         reply = self._store.run(command)
         if is_write and not isinstance(reply, Exception):
             self.journal.commands.append((self._net.loop.time(), command))
             self._watch(command)
+            if message is not None and before is not None:
+                self._rules.ran(message, before, self._store)
         return reply
 
     def _watch(self, command: list[bytes]) -> None:
@@ -148,7 +161,9 @@ class SimRedisConnection:
 
         def execute() -> None:
             reply = node.execute(words)
-            link.send(f"{name} {_shown(reply)}", lambda: replies.put_nowait(reply), by_client=False)
+            link.send(
+                Later("{} {}".format, name, Later(_shown, reply)), lambda: replies.put_nowait(reply), by_client=False
+            )
 
         link.send(name, execute, by_client=True)
         await asyncio.sleep(0)
@@ -209,13 +224,18 @@ def _name(words: tuple[Any, ...]) -> str:
     name = _bytes(words[0]).decode()
     if name != "EVALSHA":
         return f"{name} {_bytes(words[1])[:60].decode('utf-8', 'replace')}" if len(words) > 1 else name
-    script = _name_of(_bytes(words[1]).decode())
+    script = _script_of(words)
     num_keys = int(words[2])
     args = words[3 + num_keys :]
     shown = "" if script in ("BEGIN", "CLAIM") else f" term={_bytes(args[0]).decode()}"
     if script == "APPEND":
         shown += f" base_len={_bytes(args[3]).decode()} n={_bytes(args[4]).decode()} finish={_bytes(args[6]).decode()}"
     return f"{script} {_bytes(words[3]).decode()}{shown}"
+
+
+def _script_of(words: Sequence[Any]) -> str:
+    """Returns the name of the script that a command runs; "": none."""
+    return _name_of(_bytes(words[1]).decode()) if _bytes(words[0]) == b"EVALSHA" else ""
 
 
 @functools.lru_cache(maxsize=256)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lupa import lua51
@@ -24,8 +24,8 @@ _EntryId = tuple[int, int]
 class Stream:
     """Entries by rising id."""
 
-    def __init__(self) -> None:
-        self.entries: list[tuple[_EntryId, list[bytes]]] = []
+    def __init__(self, entries: Sequence[tuple[_EntryId, list[bytes]]] = ()) -> None:
+        self.entries = list(entries)
 
     def add(self, entry_id: _EntryId, fields: list[bytes]) -> None:
         if self.entries and self.entries[-1][0] >= entry_id:
@@ -52,6 +52,20 @@ class RedisStore:
             return getattr(self, f"_{words[0].decode().lower()}")(*words[1:])
         except ResponseError as error:
             return error
+
+    def peek(self, key: bytes) -> Any:
+        """Returns what is there: bytes, a hash, a stream, or None."""
+        return self._find(key)
+
+    def copy(self, keys: Iterable[bytes]) -> RedisStore:
+        """Returns a store of its own with these keys, and with all scripts."""
+        copied = RedisStore()
+        copied._scripts = self._scripts
+        for key in keys:
+            value = self._find(key)
+            if value is not None:
+                copied._values[key] = _copied(value)
+        return copied
 
     def _find(self, key: bytes) -> Any:
         if self._expires_at.get(key, float("inf")) <= time.time():
@@ -135,6 +149,12 @@ class RedisStore:
         """redis.call. Redis writes whole numbers as such."""
         texts = [word if isinstance(word, bytes) else b"%.17g" % word for word in words]
         return _to_lua(getattr(self, f"_{texts[0].decode().lower()}")(*texts[1:]))
+
+
+def _copied(value: bytes | dict[bytes, bytes] | Stream) -> bytes | dict[bytes, bytes] | Stream:
+    if isinstance(value, Stream):
+        return Stream(value.entries)
+    return dict(value) if isinstance(value, dict) else value
 
 
 def _entry_id(text: bytes) -> _EntryId:

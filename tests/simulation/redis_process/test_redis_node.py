@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.redis_server import RedisServer
 from tests.simulation.faults import Faults
 from tests.simulation.links import Network
 from tests.simulation.loop import Process, SimLoop
+from tests.simulation.redis_process.log_rules import LogRules
 from tests.simulation.redis_process.node import Journal, RedisNode
 
 NUM_COMMANDS = 600
@@ -45,11 +47,13 @@ def drawn_commands(rng: random.Random, shas: list[str]) -> list[tuple[Any, ...]]
     return commands
 
 
-def make_node() -> RedisNode:
+def make_node(tell: Callable[[str], None] = lambda rule: None) -> RedisNode:
+    """tell: gets the rules that are broken."""
     loop = SimLoop(random.Random(1))
     process = Process(loop, "redis")
+    rules = LogRules(random.Random(4), tell, lambda record, choice: False)
     net = Network(loop, random.Random(2), Faults(random.Random(3), ()))
-    return process.main.context.run(RedisNode, net, process, Journal(), lambda name, end: None)
+    return process.main.context.run(RedisNode, net, process, Journal(), lambda name, end: None, rules)
 
 
 def test_the_scripts_do_the_same_in_a_real_redis(tmp_path: Path) -> None:
@@ -74,8 +78,9 @@ def test_a_restart_does_the_journal_again_and_forgets_scripts() -> None:
     sha = node.execute(("SCRIPT", "LOAD", commit_scripts.BEGIN))
     node.execute(("EVALSHA", sha, 1, "r:record", b"record", 600))
     node.execute(("SET", "other", b"x", "EX", 60))
+    journal = Journal(node.journal.commands[:1])
     again = node.process.main.context.run(
-        RedisNode, node._net, node.process, Journal(node.journal.commands[:1]), lambda name, end: None
+        RedisNode, node._net, node.process, journal, lambda name, end: None, node._rules
     )
     assert again.execute(("GET", "r:record")) == b"record"
     assert again.execute(("GET", "other")) is None
