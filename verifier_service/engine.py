@@ -200,8 +200,7 @@ class VerifierEngine:
         loaded = self._runner.loaded
         capacity = self.blocks.num_blocks * self.blocks.block_size
         check_spec(spec, loaded.vocab_size, self.limits.max_model_len, capacity, self.certificate)
-        if self._num_open >= self.limits.max_num_seqs:  # before what takes long: it is tried again at once
-            raise self._full()
+        self.require_room()  # before what takes long: it is tried again at once
         params = spec.sampling_params
         processor = LogitsProcessor(params, spec.prompt_token_ids, loaded.eos_token_ids, grammar)
         check_start(spec, processor.permitted, loaded.vocab_size)
@@ -214,15 +213,16 @@ class VerifierEngine:
             chain_rule=self.limits.rejection_sample_method,
         )
         with self._lock:
-            if self._num_open >= self.limits.max_num_seqs:
-                raise self._full()
+            self.require_room()
             self._num_open += 1
         handle = next(self._handles)
         self._thread.command(lambda: self._register(handle, session, wanted_version))
         return handle
 
-    def _full(self) -> Overloaded:
-        return Overloaded(f"{self.limits.max_num_seqs} sessions are open, this verifier's limit")
+    def require_room(self) -> None:
+        """Raises Overloaded while as many sessions are open as may be."""
+        if self._num_open >= self.limits.max_num_seqs:
+            raise Overloaded(f"{self.limits.max_num_seqs} sessions are open, this verifier's limit")
 
     def submit(self, handle: int, step: VerifyStep) -> None:
         """Requests the next tokens; errors come as the session's reply."""

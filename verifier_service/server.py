@@ -80,6 +80,7 @@ class VerifierServicer(pb_grpc.VerifierServicer):
         version = await served.admit(spec.numerics, continues=bool(spec.committed_token_ids))
         grammar = None
         if spec.sampling_params.grammar is not None:
+            self._engine.require_room()  # a gateway asks a full verifier again, 20 times a second
             # Compiling can take seconds and must not block the event loop.
             grammar = await asyncio.to_thread(self._engine.compile_grammar, spec)
         return self._engine.open(spec, on_reply, grammar, version)

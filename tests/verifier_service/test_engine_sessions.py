@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -9,10 +10,13 @@ import pytest
 
 from outrider.engine.certificate import Certificate
 from outrider.engine.model.loaded import LoadedModel
+from outrider.shared import wire
 from outrider.shared.errors import CommitRefused, ExactModeRefused, InvalidRequest, Overloaded
 from outrider.shared.messages import LAW_TOTAL, FinishReason, Proposal, SparseLaw
-from outrider.shared.sampling_params import SamplingParams, SpeculationMode
+from outrider.shared.sampling_params import Grammar, GrammarKind, SamplingParams, SpeculationMode
 from outrider.verifier_service.engine import VerifierEngine
+from outrider.verifier_service.reload.served_target import ServedTarget
+from outrider.verifier_service.server import VerifierServicer
 from tests.verifier_service.drafts import faulty_draft, oracle_draft, random_draft, tree_draft
 from tests.verifier_service.engine_client import (
     EOS_ID,
@@ -181,6 +185,23 @@ def test_too_many_sessions_are_refused(loaded: LoadedModel, certificate: Certifi
                 engine.open(spec, lambda _reply: None)
         engine.check_integrity()  # the closes have run
         assert tokens_of(generate(engine, spec))
+
+
+def test_a_full_verifier_compiles_no_grammar(
+    loaded: LoadedModel, certificate: Certificate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes seconds of CPU, and a gateway asks a full verifier again 20 times a second."""
+    compiled: list[object] = []
+    with running_engine(loaded, certificate, EngineShape(max_num_seqs=1)) as engine:
+        servicer = VerifierServicer(engine, lambda: pytest.fail("not asked"), served=ServedTarget("kind"))
+        guided = replace(PARAMS["greedy"], grammar=Grammar(GrammarKind.REGEX, "[ab]{3,8}"))
+        request = wire.open_verifier(make_spec(PROMPT, guided))
+        with Session(engine, make_spec(PROMPT, PARAMS["greedy"])) as first:
+            first.step(0)
+            monkeypatch.setattr(engine, "compile_grammar", compiled.append)
+            with pytest.raises(Overloaded):
+                asyncio.run(servicer._open(request, lambda _reply: None))
+            assert not compiled
 
 
 def test_opening_many_at_once_does_not_slip_past_the_limit(loaded: LoadedModel, certificate: Certificate) -> None:
