@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import grpc
 import grpc.aio
 
-from outrider.shared.errors import InvalidRequest
+from outrider.shared.errors import InvalidRequest, OutriderError, Unavailable
 from outrider.shared.rpc import CHANNEL_OPTIONS, open_channel
 from outrider.shared.tls import TlsConfig, channel_credentials
 
@@ -40,3 +40,12 @@ def parsed_addresses(address: str | Sequence[str]) -> tuple[str, ...]:
     if not addresses:
         raise InvalidRequest("no gateway address was given", param="address")
     return addresses
+
+
+def refusal_by(kind: str, address: str, error: grpc.RpcError) -> OutriderError:
+    """Returns what a service of the kind, "verifier" or "drafter", has refused, or that it does not answer."""
+    if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
+        return InvalidRequest(f"{address}: {error.details()}")
+    is_away = error.code() is grpc.StatusCode.UNAVAILABLE
+    advice = f"no {kind} answers there; give the gRPC addresses of {kind}s" if is_away else error.details()
+    return Unavailable(f"{address}: {advice}")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import grpc
 import typer
 
-from outrider.client.api.access import Access
+from outrider.client.api.access import Access, refusal_by
 from outrider.client.cli.common import (
     DEFAULT_RUN_DIR,
     Json,
@@ -22,25 +22,19 @@ from outrider.client.cli.common import (
     running_stack,
 )
 from outrider.shared.draft_policy.named_drafts import with_paths
-from outrider.shared.errors import InvalidRequest, Unavailable
 from outrider.shared.tls import client_tls
 from outrider.v1 import common_pb2, drafter_pb2_grpc, verifier_pb2_grpc
 
 # seconds; reading and warming a draft's weights, those of a model of some GB too
 _TIMEOUT_S = 600.0
 
-_PATH = "Folder of a head or draft model, on those services' machines; of several heads NAME=FOLDER."
+_PATH = "Folder of a head or draft model, on those services' machines; NAME=FOLDER for one of several heads."
 Verifiers = Annotated[str, typer.Option(help="Verifiers, comma-separated. Without either: the running stack's.")]
 Drafters = Annotated[str, typer.Option(help="Drafters, comma-separated.")]
 
 
 def load_draft(
-    path: Annotated[
-        str,
-        typer.Argument(
-            help="Folder of a head or draft model, on those services' machines; NAME=FOLDER for one of several heads."
-        ),
-    ],
+    path: Annotated[str, typer.Argument(help=_PATH)],
     verifiers: Verifiers = "",
     drafters: Drafters = "",
     tls_ca_file: TlsCaFile = "",
@@ -83,9 +77,5 @@ def _load(access: Access, kind: str, address: str, path: str) -> dict[str, Any]:
         try:
             info = stub.LoadDraft(common_pb2.LoadDraftRequest(path=path), timeout=_TIMEOUT_S)
         except grpc.RpcError as error:
-            if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
-                raise InvalidRequest(f"{address}: {error.details()}") from None
-            is_away = error.code() is grpc.StatusCode.UNAVAILABLE
-            advice = f"no {kind} answers there; give the gRPC addresses of {kind}s" if is_away else error.details()
-            raise Unavailable(f"{address}: {advice}") from None
+            raise refusal_by(kind, address, error) from None
     return {"kind": kind, "address": address, "method": info.name, "model": info.model, "version": info.version}

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import grpc
 import typer
 
-from outrider.client.api.access import Access
+from outrider.client.api.access import Access, refusal_by
 from outrider.client.cli.common import (
     DEFAULT_RUN_DIR,
     ApiKey,
@@ -26,7 +26,7 @@ from outrider.client.cli.common import (
 )
 from outrider.client.fleet import read_fleet
 from outrider.client.rest import rest_client
-from outrider.shared.errors import InvalidRequest, Overloaded, Unavailable
+from outrider.shared.errors import Overloaded, Unavailable
 from outrider.shared.tls import TlsConfig, client_tls
 from outrider.v1 import verifier_pb2, verifier_pb2_grpc
 
@@ -87,13 +87,9 @@ def _load(access: Access, address: str, path: str, drain_s: float) -> dict[str, 
         try:
             reply = verifier_pb2_grpc.VerifierStub(channel).LoadTarget(request, timeout=drain_s + _TIMEOUT_S)
         except grpc.RpcError as error:
-            if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
-                raise InvalidRequest(f"{address}: {error.details()}") from None
             if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
                 raise Overloaded(f"{address}: {error.details()}") from None
-            is_away = error.code() is grpc.StatusCode.UNAVAILABLE
-            advice = "no verifier answers there; give the gRPC addresses of verifiers" if is_away else error.details()
-            raise Unavailable(f"{address}: {advice}") from None
+            raise refusal_by("verifier", address, error) from None
     return {
         "address": address,
         "path": path,

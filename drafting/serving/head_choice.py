@@ -56,7 +56,7 @@ class _Drafts:
 class HeadChoice:
     """Draws heads by name for sessions, and learns from how right their drafts were.
 
-    Every step is linear in the number of heads; a session costs at most twelve of them, whatever its prompt.
+    Every step is linear in the number of heads; a session costs at most thirteen of them, whatever its prompt.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -86,8 +86,8 @@ class HeadChoice:
         """Learns from a session that has ended, but from no seeded one in rejection mode.
 
         Its noise is a function of the request, so a choice that it had a part in would depend on the numbers that judge
-        the same request's drafts (docs/correctness.md). A salt keeps sessions apart: nothing of them is learned for
-        others.
+        the same request's drafts (docs/correctness.md). A salt keeps sessions apart: nothing about heads is learned
+        from them for others.
         """
         is_seeded = spec.sampling_params.seed is not None
         number = num_accepted + num_wrong

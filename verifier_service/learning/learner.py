@@ -36,7 +36,7 @@ from outrider.verifier_service.learning.tap import Tap
 _LEARNING = ("eagle3", "dspark", "dflash", "medusa")
 # starts; a process that has died so often is not started again
 _MOST_STARTS = 4
-# seconds; the process may take so long to end by itself, once its input has ended
+# seconds; how long the process may take to end by itself once its input has
 _END_S = 5.0
 
 # (folder, what to call with the trial's result) -> the version on trial (DraftLoader.load).
