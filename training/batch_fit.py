@@ -47,8 +47,7 @@ def window_bytes(
     longest = int((windows.ends - windows.starts).argmax())
 
     def kept_bytes(num_windows: int) -> int:
-        batch = make_batch(windows, np.full(num_windows, longest))
-        batch = Batch(batch.token_ids.to(accelerator.device), batch.counts.to(accelerator.device))
+        batch = make_batch(windows, np.full(num_windows, longest)).part(slice(None), accelerator.device)
         kept: weakref.WeakSet[_Kept] = weakref.WeakSet()
 
         def pack(tensor: torch.Tensor) -> _Kept:

@@ -17,7 +17,7 @@ from outrider.engine.errors import ModelRefused
 from outrider.engine.model import guards as model_guards
 from outrider.engine.model.weights import read_weights
 from outrider.training.errors import SettingError
-from outrider.training.heads.interface import TargetView
+from outrider.training.heads.interface import Batch, TargetView
 from outrider.training.heads.read_out import read_out_logits
 
 
@@ -73,6 +73,14 @@ class FrozenTarget:
                 hook.remove()
         features = [captured[layer] for layer in feature_layers or (self.num_layers,)]
         return TargetView(torch.cat(features, dim=-1), captured[self.num_layers], self._read_out, self.vocab_size)
+
+    def view_of(self, batch: Batch, feature_layers: Sequence[int]) -> TargetView:
+        """Views a batch: by its recorded hidden states, or by running the target over it."""
+        if batch.rows is None:
+            return self.view(batch.token_ids, feature_layers)
+        rows = batch.rows.float().view(*batch.token_ids.shape, -1, self.hidden_size)
+        places = [batch.row_layers.index(layer) for layer in feature_layers or (self.num_layers,)]
+        return TargetView(rows[..., places, :].flatten(-2), rows[..., -1, :], self._read_out, self.vocab_size)
 
     @torch.no_grad()
     def _read_out(self, hidden: torch.Tensor) -> torch.Tensor:

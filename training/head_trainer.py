@@ -107,12 +107,12 @@ class HeadTrainer:
 
     def _view(self, batch: Batch) -> TargetView:
         with self.accelerator.autocast():
-            return self.target.view(batch.token_ids, self.objective.feature_layers)
+            return self.target.view_of(batch, self.objective.feature_layers)
 
     def _share(self, batch: Batch) -> Batch:
         """Returns this process's rows, on its device."""
-        rank, world, device = self.accelerator.process_index, self.accelerator.num_processes, self.accelerator.device
-        return Batch(batch.token_ids[rank::world].to(device), batch.counts[rank::world].to(device))
+        accelerator = self.accelerator
+        return batch.part(slice(accelerator.process_index, None, accelerator.num_processes), accelerator.device)
 
     def _summed(self, scores: Sequence[DraftScores]) -> DraftScores:
         total = scores[0]

@@ -12,7 +12,7 @@ from outrider.shared.checkpoint.draft_heads import require_model
 from outrider.training.errors import DataError, SettingError
 from outrider.training.heads.options import HeadOptions
 
-PRECISIONS = ("bf16", "fp32")
+PRECISIONS = ("auto", "bf16", "fp32")
 OPTIMIZERS = ("adamw", "muon")
 EXPORT_DTYPES = ("bfloat16", "float16", "float32")
 
@@ -29,7 +29,7 @@ class OptimizationConfig:
     weight_decay: float = 0.01
     max_grad_norm: float = 1.0
     optimizer: str = "adamw"
-    precision: str = "bf16"
+    precision: str = "auto"
     seed: int = 0
 
     def check(self) -> None:
@@ -60,6 +60,7 @@ class RunConfig:
     optimization: OptimizationConfig = field(default_factory=OptimizationConfig)
     seq_len: int = 512
     count_prompts: bool = False
+    hidden_states: Path | None = None  # folder of recorded ones, which stand in for the target's forward
     fit_batch: bool = False  # smaller batches, more of them a step, if optimization.batch_size does not fit
 
     eval_data: tuple[Path, ...] = ()

@@ -20,11 +20,13 @@ import torch
 from accelerate import Accelerator
 from rich.console import Console
 
+from outrider.drafting.recorded_states import RecordedStates
+from outrider.engine.model.weights_digest import weights_digest
 from outrider.shared.checkpoint.file_names import linked_parts, weight_files
 from outrider.training.batch_fit import fitted, free_bytes, window_bytes
 from outrider.training.data.head_data import BatchSource, TokenWindows, load_windows
 from outrider.training.data.tokenize_rows import RowEncoder
-from outrider.training.errors import CheckpointError
+from outrider.training.errors import CheckpointError, SettingError
 from outrider.training.frozen_target import FrozenTarget
 from outrider.training.head_trainer import HeadTrainer, make_accelerator
 from outrider.training.heads.interface import Batch, Objective, TargetView
@@ -54,15 +56,16 @@ def run(config: RunConfig, progress: Progress, watch: Watch | None = None) -> Pa
         raise CheckpointError(f"{config.output} already has a run: continue it with --resume, or remove it")
     if config.threads:
         torch.set_num_threads(config.threads)
-    accelerator = make_accelerator(config.optimization, config.device)
-    is_main = accelerator.is_main_process
-    if not is_main:
-        progress = Progress(Console(quiet=True), config.method)
     state = saved = None
     if config.resume and checkpoints(config.output):
         path = latest_checkpoint(config.output)
         state = load_checkpoint(path)
         saved = settings_of(state)
+    config = replace(config, optimization=with_precision(config.optimization, config.device, saved))
+    accelerator = make_accelerator(config.optimization, config.device)
+    is_main = accelerator.is_main_process
+    if not is_main:
+        progress = Progress(Console(quiet=True), config.method)
     trainer, eval_batches, settings = _prepare(config, accelerator, progress, saved)
     if state is not None and saved is not None:
         require_same(path, saved, settings)
@@ -78,6 +81,31 @@ def run(config: RunConfig, progress: Progress, watch: Watch | None = None) -> Pa
     return model_dir
 
 
+def with_precision(optimization: OptimizationConfig, device: str, saved: dict[str, Any] | None) -> OptimizationConfig:
+    """Returns `optimization` with the precision of the run that is resumed, or the one that this machine is fast at.
+
+    A CPU without products of bfloat16 computes them one by one, in many times the time of float32's.
+    """
+    if optimization.precision != "auto":
+        return optimization
+    if saved is not None:
+        return replace(optimization, precision=saved["optimization"]["precision"])
+    multiplies_bf16 = (device != "cpu" and torch.cuda.is_available()) or any(
+        available is True and name.endswith("bf16") for name, available in torch.cpu.get_capabilities().items()
+    )
+    return replace(optimization, precision="bf16" if multiplies_bf16 else "fp32")
+
+
+def _recorded(config: RunConfig, target: FrozenTarget) -> RecordedStates | None:
+    """Returns the hidden states that stand in for the target's. Raises ConfigError, SettingError."""
+    if config.hidden_states is None:
+        return None
+    recorded = RecordedStates(config.hidden_states, weights_digest(config.target))
+    if recorded.layers[-1] != target.num_layers:
+        raise SettingError(f"--hidden-states {config.hidden_states}: the last layer is not the final norm's output")
+    return recorded
+
+
 def _prepare(
     config: RunConfig, accelerator: Accelerator, progress: Progress, saved: dict[str, Any] | None
 ) -> tuple[HeadTrainer, list[Batch], dict[str, Any]]:
@@ -85,9 +113,15 @@ def _prepare(
     dtype = "auto" if config.optimization.precision == "bf16" else torch.float32
     target = FrozenTarget(config.target, dtype, str(accelerator.device))
     encode = RowEncoder(config.target)
-    windows = load_windows(config.data, encode, target.vocab_size, config.seq_len, config.count_prompts)
+    recorded = _recorded(config, target)
+    windows = load_windows(config.data, encode, target.vocab_size, config.seq_len, config.count_prompts, recorded)
     counts = windows.token_counts(target.vocab_size)
     objective = build_objective(config.method, config.head, target, counts, config.optimization.seed)
+    if recorded is not None and not set(objective.feature_layers) <= set(recorded.layers):
+        raise SettingError(
+            f"--hidden-states {config.hidden_states}: it has layers {list(recorded.layers)}, this head reads "
+            f"{list(objective.feature_layers)}; train without it, or with --feature-layer"
+        )
     optimization = config.optimization
     if config.fit_batch:
         optimization = _fit_batch(optimization, accelerator, objective, target, windows, progress, saved)
@@ -98,6 +132,9 @@ def _prepare(
         eval_source = BatchSource(held_out, min(optimization.batch_size, len(held_out)), seed=0)
         num_batches = min(config.eval_batches, eval_source.batches_per_epoch)
         eval_batches = [eval_source.batch(index) for index in range(num_batches)]
+    if recorded is not None:
+        left_out = f"; {windows.num_without:,} samples without are left out" if windows.num_without else ""
+        progress.say(f"hidden states are read from {config.hidden_states}, the target is not run{left_out}")
     num_tokens = int((windows.ends - windows.starts).sum())
     num_parameters = sum(parameter.numel() for parameter in objective.parameters() if parameter.requires_grad)
     progress.say(
@@ -112,6 +149,7 @@ def _prepare(
         "count_prompts": config.count_prompts,
         "target": target_fingerprint(config.target),
         "data": windows.fingerprint(),
+        "hidden_states": config.hidden_states is not None,
         "processes": accelerator.num_processes,
     }
     return HeadTrainer(optimization, accelerator, objective, target, source), eval_batches, settings
@@ -136,7 +174,7 @@ def _fit_batch(
         return optimization
 
     def view(batch: Batch) -> TargetView:
-        return target.view(batch.token_ids, objective.feature_layers)
+        return target.view_of(batch, objective.feature_layers)
 
     taken = window_bytes(objective, view, windows, accelerator)
     optimization, line = fitted(optimization, objective, taken, free, accelerator.num_processes)

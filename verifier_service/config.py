@@ -77,6 +77,12 @@ class VerifierConfig(LookupSettings, ModelSettings, ServiceSettings):
         minimum=1000,
     )
     learn_buffer_mb: int = setting(512, "Memory for served text to learn from, in MiB.", minimum=16)
+    record_hidden_states: str = setting(
+        "",
+        "Folder into which tokens and hidden states of ended sessions are written, to train a head without running the "
+        "target again (`outrider train train --hidden-states`); sessions with a cache salt are left out; empty: none.",
+    )
+    record_hidden_states_gb: float = setting(16.0, "Most that --record-hidden-states writes, in GiB.", minimum=0.01)
     learn_checkpoints: str = setting(
         "", "Folder for learned heads, which holds no text; empty: they go with the process."
     )

@@ -123,7 +123,7 @@ class VerifierEngine:
         self._local = LocalDrafting(
             with_predictions(self.draft_methods),
             limits.max_model_len,
-            self._read_rows,
+            self.read_rows,
             before_reading=self._replies.send,
             versions={
                 name: method for name, method in self.draft_methods.items() if isinstance(method, VersionedMethod)
@@ -132,6 +132,8 @@ class VerifierEngine:
         infos = {name: method.info for name, method in self._local.methods.items()}
         self._auto = AutoDrafting(step_costs, infos, limits.max_model_len)
         self.tap: Tap | None = None
+        # Called with each session that ends, while it has its KV blocks.
+        self._record: Callable[[VerifierSession], None] | None = None
         # Of the target's weights; written on the engine's thread.
         self.target_version = 1
         self._thread = EngineThread(
@@ -165,8 +167,13 @@ class VerifierEngine:
     def tap_for(self, layers: tuple[int, ...], count: Callable[[str, int], None]) -> Tap:
         """Has ended sessions tapped for a learner that needs these layers. Call it before `start`."""
         keep_layers(self._hidden, layers, self._runner.loaded.num_layers)
-        self.tap = Tap(layers, self._read_rows, count)
+        self.tap = Tap(layers, self.read_rows, count)
         return self.tap
+
+    def record_to(self, record: Callable[[VerifierSession], None], layers: tuple[int, ...]) -> None:
+        """Has ended sessions recorded, with these layers, on the engine's thread. Call it before `start`."""
+        keep_layers(self._hidden, layers, self._runner.loaded.num_layers)
+        self._record = record
 
     def start(self) -> None:
         self._thread.start()
@@ -327,6 +334,8 @@ class VerifierEngine:
             try:
                 if self.tap is not None:
                     self.tap.take(session)
+                if self._record is not None:
+                    self._record(session)
             finally:
                 self._scheduler.release(session)
                 self._local.close(session)
@@ -457,7 +466,7 @@ class VerifierEngine:
         self._runner.cache.move(torch.tensor(sources), torch.tensor(targets))
         self._hidden.move(torch.tensor(sources), torch.tensor(targets))
 
-    def _read_rows(
+    def read_rows(
         self, sessions: Sequence[tuple[VerifierSession, int]], layers: tuple[int, ...]
     ) -> list[tuple[int, torch.Tensor]]:
         return read_rows(sessions, self._hidden, self.blocks.block_size, layers)

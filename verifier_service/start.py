@@ -42,6 +42,7 @@ from outrider.verifier_service.config import VerifierConfig
 from outrider.verifier_service.engine import EngineLimits, VerifierEngine
 from outrider.verifier_service.learning.learner import Learner, build_learner, learned_head
 from outrider.verifier_service.learning.record import LearningRecord
+from outrider.verifier_service.learning.recorder import build_recorder
 from outrider.verifier_service.local_methods import build_local_methods, draft_loader
 from outrider.verifier_service.metrics import VerifierMetrics
 from outrider.verifier_service.reload.candidate import target_kind
@@ -94,6 +95,11 @@ def check_settings(config: VerifierConfig) -> None:
 
 def _check_target_reload(config: VerifierConfig) -> None:
     require_callers_known(config, "allow-target-reload")
+    if config.record_hidden_states:
+        raise ConfigError(
+            "--record-hidden-states: not together with --allow-target-reload: the states are of one set of weights",
+            param="record_hidden_states",
+        )
     if config.learn != "off":
         raise ConfigError("--learn: not together with --allow-target-reload: a head learns one target", param="learn")
     if config.tensor_parallel_size > 1:
@@ -268,6 +274,7 @@ async def serve(argv: list[str]) -> None:
         learner = None
         if loader is not None and config.learn != "off":
             learner = build_learner(config, engine, loader, LearningRecord(registry), log)
+        recorder = build_recorder(config, engine, log) if config.record_hidden_states else None
         load_target = None
         if loader is not None and config.allow_target_reload:
             load_target = TargetReloader(config, engine, served, loader, TargetMetrics(registry), log).load
@@ -277,13 +284,16 @@ async def serve(argv: list[str]) -> None:
 
         def start() -> None:
             engine.start()
-            if learner is not None:
-                learner.start()
+            for beside in (learner, recorder):
+                if beside is not None:
+                    beside.start()
 
         def stop() -> None:
             if learner is not None:
                 learner.stop()
             engine.stop()
+            if recorder is not None:
+                recorder.stop()
             engine.loaded.close()
 
         await serve_until_signal(

@@ -72,6 +72,12 @@ LearnShare = Annotated[float, typer.Option("--learn-share", help="Share of one c
 LearnCheckpoints = Annotated[
     str, typer.Option("--learn-checkpoints", help="Folder for learned heads (no text); empty: not kept.")
 ]
+RecordStates = Annotated[
+    str,
+    typer.Option(
+        "--record-hidden-states", help="Folder for served texts with hidden states, to train a head on; empty: none."
+    ),
+]
 _SPEC_HELP = """vLLM's JSON, e.g. '{"method": "ngram", "num_speculative_tokens": 4}'."""
 SpecConfig = Annotated[str, typer.Option("--speculative-config", "-sc", help=_SPEC_HELP)]
 
@@ -92,6 +98,7 @@ def up(
     learn: Learn = "off",
     learn_share: LearnShare = 0.1,
     learn_checkpoints: LearnCheckpoints = "",
+    record_hidden_states: RecordStates = "",
     run_dir: RunDir = DEFAULT_RUN_DIR,
     detach: Annotated[bool, typer.Option(help="Return when the stack is ready.")] = False,
     as_json: Json = False,
@@ -119,6 +126,7 @@ def up(
         if learn != "off":
             verifier_args += ("--learn", learn, "--learn-share", str(learn_share))
             verifier_args += ("--learn-checkpoints", learn_checkpoints) if learn_checkpoints else ()
+        verifier_args += ("--record-hidden-states", record_hidden_states) if record_hidden_states else ()
         settings = from_arguments(StackSettings, locals(), num_drafters=drafters)
         stack = started(settings, run_dir, say_aside if as_json else say, in_foreground=not detach)
         if detach:

@@ -4,6 +4,7 @@
     OUTPUT/data.turns.jsonl   sampled user turns
     OUTPUT/held-out.jsonl     questions that are not trained on, with greedy answers
     OUTPUT/data.jsonl         the answers that are trained on
+    OUTPUT/states/            the target's hidden states, written with the answers, until the training has ended
     OUTPUT/train.jsonl, checkpoint-*, model/    the run (training/train.py)
     OUTPUT/curves.png         loss, and tokens a round on held-out answers
 
@@ -22,12 +23,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from transformers import AutoConfig as ModelConfig
 
 from outrider.client.cli.stack import started
 from outrider.client.stack.commands import StackSettings
 from outrider.client.stack.processes import free_port, stop_running
+from outrider.drafting.recorded_states import (
+    RecordedSession,
+    RecordedStates,
+    next_path,
+    recorded_layers,
+    write_states,
+)
 from outrider.engine.model.local_model import local_model
+from outrider.engine.model.weights_digest import weights_digest
+from outrider.shared.errors import ConfigError
 from outrider.training.auto.config import DRAFT_LEN, LEAST_QUESTIONS, METHOD, AutoConfig, AutoState
 from outrider.training.auto.plan import SEQ_LEN, Rates, first_line, lines, num_steps, plan
 from outrider.training.auto.verdict import Verdict, measure
@@ -62,6 +73,8 @@ _MEASURE_S, _MEASURE_SHARE = 300.0, 0.05
 _LEAST_PLANNED_S = 60.0
 # seconds; trained for at least
 _LEAST_TRAINING_S = 1.0
+# share of the answers; with fewer recorded, what is left out is worth more than the second pass takes
+_LEAST_RECORDED = 0.9
 # evaluations in a training; each adds a point to the curve
 _NUM_EVALUATIONS = 12
 
@@ -86,6 +99,10 @@ class AutoRun:
     @property
     def data(self) -> Path:
         return self.config.output / "data.jsonl"
+
+    @property
+    def states(self) -> Path:
+        return self.config.output / "states"
 
     @property
     def held_out(self) -> Path:
@@ -123,7 +140,7 @@ def _write_answers(auto: AutoRun) -> None:
         auto.state.rates["trained"] = _trained_per_second(auto)
         auto.save()
     given, say = auto.config.given_prompts(), auto.progress("").say
-    with _stack(auto) as url:
+    with _stack(auto, verifier_args=_recording(auto)) as url:
         asked = PrepareConfig(
             base_url=f"{url}/v1", model="", output=auto.data, temperatures=_TEMPERATURES, concurrency=_CONCURRENCY,
             max_tokens=auto.config.max_tokens, seed=auto.config.seed,
@@ -151,9 +168,15 @@ def _trained_per_second(auto: AutoRun) -> float:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     num_windows = OptimizationConfig.batch_size * _PROBE_STEPS
-    tokens = np.random.default_rng(0).integers(0, _vocab_size(auto.target), (num_windows, _PROBE_WINDOW))
-    np.save(folder / "random.npy", tokens.astype(np.int32))
-    run(_run_config(auto, folder, folder / "random.npy", _PROBE_STEPS, seq_len=_PROBE_WINDOW), auto.progress("probe"))
+    config = _text_config(auto.target)
+    tokens = np.random.default_rng(0).integers(0, config.vocab_size, (num_windows, _PROBE_WINDOW)).astype(np.int32)
+    np.save(folder / "random.npy", tokens)
+    layers = recorded_layers(config.num_hidden_layers)
+    rows = torch.randn(_PROBE_WINDOW, len(layers) * config.hidden_size, dtype=torch.bfloat16)
+    sessions = [RecordedSession(each, rows) for each in tokens]
+    write_states(next_path(folder), sessions, layers, weights_digest(auto.target))
+    settings = _run_config(auto, folder, folder / "random.npy", _PROBE_STEPS, seq_len=_PROBE_WINDOW)
+    run(replace(settings, hidden_states=folder), auto.progress("probe"))
     speed = float(read_log(folder)[-1]["tokens_per_s"])
     shutil.rmtree(folder)
     return speed
@@ -221,8 +244,9 @@ def _train(auto: AutoRun) -> None:
         _LEAST_TRAINING_S, auto.left_s - min(_MEASURE_S, _MEASURE_SHARE * 3600 * config.hours)
     )
     watch = Watch(rows, DRAFT_LEN, config.until, deadline)
+    settings = _run_config(auto, config.output, auto.data, state.steps, auto.held_out)
     try:
-        run(_run_config(auto, config.output, auto.data, state.steps, auto.held_out), auto.progress(METHOD), watch)
+        run(replace(settings, hidden_states=_recorded(auto)), auto.progress(METHOD), watch)
     except Interrupted:
         raise KeyboardInterrupt from None  # this command needs no --resume
     log = read_log(config.output)
@@ -230,13 +254,31 @@ def _train(auto: AutoRun) -> None:
     write_picture(log, config.output / "curves.png", f"{METHOD} head of {config.model}")
     state.is_trained = True
     auto.save()
+    shutil.rmtree(auto.states, ignore_errors=True)  # gigabytes
+
+
+def _recording(auto: AutoRun) -> tuple[str, ...]:
+    """The verifier's arguments for writing hidden states, which may take half of the disk's free space."""
+    free_gb = shutil.disk_usage(auto.config.output).free / (1 << 30)
+    return "--record-hidden-states", str(auto.states), "--record-hidden-states-gb", f"{max(0.01, free_gb / 2):.2f}"
+
+
+def _recorded(auto: AutoRun) -> Path | None:
+    """The folder of hidden states; None where so many answers have none that the target is run instead."""
+    try:
+        recorded = RecordedStates(auto.states, weights_digest(auto.target))
+    except ConfigError:
+        return None
+    texts = [np.array([*row["prompt_token_ids"], *row["token_ids"]], dtype=np.int32) for row in _rows(auto.data)]
+    num_found = sum(recorded.find(text) is not None for text in texts)
+    return auto.states if num_found >= _LEAST_RECORDED * len(texts) else None
 
 
 def _run_config(
     auto: AutoRun, output: Path, data: Path, steps: int, held_out: Path | None = None, seq_len: int = SEQ_LEN
 ) -> RunConfig:
     """Returns the settings that the head of SmolLM2-135M was trained with (docs/models.md)."""
-    reduced = _DRAFT_VOCABULARY if _vocab_size(auto.target) > 2 * _DRAFT_VOCABULARY else 0
+    reduced = _DRAFT_VOCABULARY if _text_config(auto.target).vocab_size > 2 * _DRAFT_VOCABULARY else 0
     return RunConfig(
         method=METHOD,
         target=auto.target,
@@ -258,8 +300,8 @@ def _run_config(
     )
 
 
-def _vocab_size(target: Path) -> int:
-    return int(ModelConfig.from_pretrained(target).get_text_config().vocab_size)
+def _text_config(target: Path) -> Any:
+    return ModelConfig.from_pretrained(target).get_text_config()
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
@@ -270,9 +312,11 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def _stack(auto: AutoRun, head: str = "") -> Iterator[str]:
+def _stack(auto: AutoRun, head: str = "", verifier_args: tuple[str, ...] = ()) -> Iterator[str]:
     """The URL of a stack that serves the target, with the head or without; its logs are in OUTPUT/stack."""
-    settings = StackSettings(str(auto.target), head, port=0, grpc_port=free_port(), num_drafters=0)
+    settings = StackSettings(
+        str(auto.target), head, port=0, grpc_port=free_port(), num_drafters=0, verifier_args=verifier_args
+    )
     began = time.monotonic()
     run_dir, say = auto.config.output / "stack", auto.progress("").say
     stop_running(run_dir, say)  # what a call left that was killed

@@ -26,6 +26,14 @@ FeatureLayers = Annotated[
     list[int] | None, typer.Option("--feature-layer", help="eagle3, dspark, dflash: layer to read; may be repeated.")
 ]
 
+Precision = Annotated[
+    str, typer.Option(help="bf16 (autocast over float32 weights), fp32, or auto: bf16 where the machine multiplies it.")
+]
+HiddenStates = Annotated[
+    Path | None,
+    typer.Option(help="Folder that a verifier wrote with --record-hidden-states: the target is not run over the data."),
+]
+
 
 def train(
     method: Annotated[str, typer.Option(help=_METHODS)],
@@ -44,8 +52,9 @@ def train(
     weight_decay: float = 0.01,
     max_grad_norm: float = 1.0,
     optimizer: Annotated[str, typer.Option(help="adamw, or muon for the matrices inside layers.")] = "adamw",
-    precision: Annotated[str, typer.Option(help="bf16 (autocast over float32 weights) or fp32.")] = "bf16",
+    precision: Precision = "auto",
     seed: int = 0,
+    hidden_states: HiddenStates = None,
     train_on_prompts: Annotated[bool, typer.Option(help="Train on prompt tokens too, where known.")] = False,
     eval_data: EvalData = None,
     eval_batches: int = 8,

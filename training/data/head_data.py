@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from outrider.drafting.recorded_states import RecordedStates, StatesPlace
 from outrider.training.data.jsonl_file import parse_line
 from outrider.training.errors import DataError
 from outrider.training.heads.interface import Batch
@@ -34,13 +35,32 @@ Sample = tuple[npt.NDArray[np.int32], int]
 
 
 @dataclass(frozen=True)
+class WindowStates:
+    """Recorded hidden states of windows: of window i those of a session, from its position `firsts[i]` on."""
+
+    recorded: RecordedStates
+    places: tuple[StatesPlace, ...]
+    firsts: tuple[int, ...]
+
+    def rows(self, number: int, num_tokens: int) -> torch.Tensor:
+        """Returns the rows [num_tokens, L*H] of window `number`."""
+        first = self.firsts[number]
+        return self.recorded.read(self.places[number], first, first + num_tokens)
+
+
+@dataclass(frozen=True)
 class TokenWindows:
-    """All windows, flat: window i is `token_ids[starts[i]:ends[i]]`; tokens before `count_from[i]` are prompt."""
+    """All windows, flat: window i is `token_ids[starts[i]:ends[i]]`; tokens before `count_from[i]` are prompt.
+
+    states: where there are recorded hidden states, for each window. num_without: windows left out for lack of them.
+    """
 
     token_ids: npt.NDArray[np.int32]
     starts: npt.NDArray[np.int64]
     ends: npt.NDArray[np.int64]
     count_from: npt.NDArray[np.int64]
+    states: WindowStates | None = None
+    num_without: int = 0
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -61,35 +81,52 @@ class TokenWindows:
 
 
 def load_windows(
-    files: Sequence[Path], encode: Encode, vocab_size: int, seq_len: int, count_prompts: bool = False
+    files: Sequence[Path],
+    encode: Encode,
+    vocab_size: int,
+    seq_len: int,
+    count_prompts: bool = False,
+    recorded: RecordedStates | None = None,
 ) -> TokenWindows:
     """Reads all files, in order. `encode` turns a JSONL row without ids into (ids, length of its prompt).
 
+    recorded: where given, samples without recorded hidden states are left out.
     Raises DataError with the file (and line) that is missing, malformed, or has an id outside [0, vocab_size).
     """
     if seq_len < MIN_WINDOW:
         raise DataError(f"sequence length {seq_len}: must be at least {MIN_WINDOW}")
     pieces: list[npt.NDArray[np.int32]] = []
     bounds: list[tuple[int, int, int]] = []
-    offset = 0
+    places: list[tuple[StatesPlace, int]] = []
+    offset = num_without = 0
     for path in files:
         for ids, prompt_len in _samples(path, encode, seq_len):
             if len(ids) and not (0 <= int(ids.min()) and int(ids.max()) < vocab_size):
                 raise DataError(
                     f"{path}: token id {int(ids.max())} is outside the target's vocabulary [0, {vocab_size})"
                 )
+            place = None if recorded is None else recorded.find(ids)
+            if recorded is not None and place is None:
+                num_without += 1
+                continue
             first = 0 if count_prompts else prompt_len
             for start in range(0, len(ids), seq_len):
                 end = min(start + seq_len, len(ids))
                 # A window of only prompt tokens has no labels.
                 if end - start >= MIN_WINDOW and first < end:
                     bounds.append((offset + start, offset + end, max(0, first - start)))
+                    if place is not None:
+                        places.append((place, start))
             pieces.append(ids)
             offset += len(ids)
     if not bounds:
-        raise DataError(f"{', '.join(map(str, files))}: no sample of at least {MIN_WINDOW} tokens")
+        lack = f" with recorded hidden states ({num_without} without)" if num_without else ""
+        raise DataError(f"{', '.join(map(str, files))}: no sample of at least {MIN_WINDOW} tokens{lack}")
     starts, ends, count_from = (np.array(column, dtype=np.int64) for column in zip(*bounds, strict=True))
-    return TokenWindows(np.concatenate(pieces), starts, ends, count_from)
+    states = None
+    if recorded is not None:
+        states = WindowStates(recorded, tuple(place for place, _ in places), tuple(first for _, first in places))
+    return TokenWindows(np.concatenate(pieces), starts, ends, count_from, states, num_without)
 
 
 def _samples(path: Path, encode: Encode, seq_len: int) -> Iterator[Sample]:
@@ -184,4 +221,13 @@ def make_batch(windows: TokenWindows, numbers: npt.NDArray[np.int64]) -> Batch:
         ids = windows.token_ids[windows.starts[number] : windows.ends[number]]
         token_ids[row, : len(ids)] = ids
         counts[row, int(windows.count_from[number]) : len(ids)] = True
-    return Batch(torch.from_numpy(token_ids), torch.from_numpy(counts))
+    batch = Batch(torch.from_numpy(token_ids), torch.from_numpy(counts))
+    states = windows.states
+    if states is None:
+        return batch
+    return replace(batch, rows=_padded_rows(states, numbers, lengths), row_layers=states.recorded.layers)
+
+
+def _padded_rows(states: WindowStates, numbers: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> torch.Tensor:
+    parts = [states.rows(int(number), int(length)) for number, length in zip(numbers, lengths, strict=True)]
+    return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)

@@ -27,11 +27,19 @@ ReadOut = Callable[[torch.Tensor], torch.Tensor]
 class Batch:
     """Rows to train on: `token_ids` int64[B, T]; `counts` bool[B, T], true at tokens that count as labels.
 
-    False for padding and (unless requested) for prompts.
+    False for padding and (unless requested) for prompts. `rows` [B, T, L*H]: recorded hidden states of
+    `row_layers`, of which the last is the final norm's output; None: the target is run.
     """
 
     token_ids: torch.Tensor
     counts: torch.Tensor
+    rows: torch.Tensor | None = None
+    row_layers: tuple[int, ...] = ()
+
+    def part(self, rows: slice, device: torch.device | str) -> Batch:
+        """Returns some of its rows, on a device."""
+        recorded = None if self.rows is None else self.rows[rows].to(device)
+        return Batch(self.token_ids[rows].to(device), self.counts[rows].to(device), recorded, self.row_layers)
 
 
 @dataclass(frozen=True)
