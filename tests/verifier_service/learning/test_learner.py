@@ -66,7 +66,7 @@ class Serving:
         assert [session.failure for session in sessions] == [""] * len(sessions)
         return [tuple(session.output) for session in sessions]
 
-    def decode_until(self, happened: Callable[[], bool], seconds: float = 60.0) -> int:
+    def decode_until(self, happened: Callable[[], bool], seconds: float = 200.0) -> int:
         """Serves until it has happened, with the same bytes throughout; returns the rounds with drafts it took."""
         expected, deadline, run = self.decode(0), time.monotonic() + seconds, 0
         before = self.metric("outrider:verify_rows_total", draft="yes")
