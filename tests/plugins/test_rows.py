@@ -50,9 +50,9 @@ def test_its_time_is_linear_in_rows() -> None:
         best = 9.0
         for _ in range(5):
             texts = [[*text, 4] for text in texts[::-1]]
-            began = time.perf_counter()
+            began = time.thread_time()
             match(rows, texts)
-            best = min(best, time.perf_counter() - began)
+            best = min(best, time.thread_time() - began)
         return best
 
     assert seconds(1024) < 80 * seconds(64)

@@ -142,7 +142,7 @@ async def test_grpc_asks_for_a_key(
 ) -> None:
     async with rpc.open_channel(servers.grpc_address) as channel:
         call = getattr(pb_grpc.GatewayStub(channel), method)(request_, metadata=tuple(headers.items()))
-        assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert await call.code() is grpc.StatusCode.UNAUTHENTICATED, await call.details()
         assert "key" in (await call.details() or "")
     assert service.num_opened == 0
 

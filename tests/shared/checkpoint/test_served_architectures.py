@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -16,9 +16,15 @@ from outrider.shared.errors import ConfigError
 from tests.engine.architecture_survey import by_config_alone
 from tests.hub_server import Hub, running_hub
 
-# seconds; a refusal needs no torch
+# seconds of processor time; a refusal needs no torch
 LONGEST = 5
 SERVE = "from outrider.client.cli.main import main; main()"
+
+
+def seconds_of_children() -> float:
+    """Processor time of all processes that have ended: waiting for other work on the machine does not count."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 @pytest.mark.storm
@@ -75,9 +81,9 @@ def test_no_weights_are_downloaded_of_what_is_refused(tmp_path: Path) -> None:
             "--run-dir",
             str(tmp_path / "run"),
         ]
-        start = time.monotonic()
+        start = seconds_of_children()
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
-        seconds = time.monotonic() - start
+        seconds = seconds_of_children() - start
     said = " ".join(done.stderr.split())
     assert (done.returncode, "sparse attention" in said) == (2, True), said
     assert not [request for request in hub.requests if "model.safetensors" in request]

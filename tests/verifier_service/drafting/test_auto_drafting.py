@@ -63,9 +63,11 @@ def test_a_method_of_its_own_that_is_right_is_used(
         found = [decode(engine, right, LOCAL, name) for _ in range(NUM_REQUESTS)]
     assert [tokens_of(commits) for commits in found] == [right] * NUM_REQUESTS
     assert not any(commit.num_draft_tokens for commit in found[0][:PLAIN_ROUNDS]), "plain decoding is measured first"
-    assert sum(commit.num_accepted_tokens for commit in found[-1]) > len(right) // 3
+    # Which request drafts most is a matter of times, which other work on the machine disturbs.
+    drafted = max(found, key=lambda commits: sum(commit.num_accepted_tokens for commit in commits))
+    assert sum(commit.num_accepted_tokens for commit in drafted) > len(right) // 3
     assert all(commit.next_draft is None for commits in found for commit in commits)
-    assert sum(commit.saved_us for commit in found[-1]) > 0
+    assert sum(commit.saved_us for commit in drafted) > 0
 
 
 def test_what_a_drafter_shall_draft_ends_the_run_and_comes_with_its_last_commit(
