@@ -102,7 +102,7 @@ def test_a_swap_before_every_round_changes_no_token(
     def swap_and_draft(sessions: Sequence[object]) -> float:
         nonlocal waiting
         waiting = method.swap(waiting)
-        kept.append(method.num_kept)
+        kept.append(method.num_older)
         return draft(sessions)  # type: ignore[arg-type]
 
     monkeypatch.setattr(pool.engine._local, "draft", swap_and_draft)
@@ -115,8 +115,8 @@ def test_a_swap_before_every_round_changes_no_token(
         pool.engine.check_integrity()
     finally:
         pool.engine.stop()
-    assert max(kept) == 2
-    assert method.num_kept == 1
+    assert max(kept) == 1
+    assert method.num_older == 0
     assert method.info.version == 1 + len(kept)
 
 
