@@ -302,12 +302,13 @@ class DraftMethodInfo:
 
 @dataclass(frozen=True)
 class Learning:
-    """What a verifier's own draft head has learned from the texts that it served.
+    """What a verifier's own draft head, or one for each cache salt, has learned from the texts that it served.
 
-    Tokens are of outputs: learned from, lost as the learner was behind, and of requests that are left out. Heads stood
-    their trial, were rolled back by it, or were not tried out, the last one because of `refusal`. tokens_before and
-    tokens_after: expected a round on held-back text at the last judgement, of the head that served and the one in
-    training.
+    Tokens are of outputs: learned from, lost as the learner was behind or had no place for their salt, and of requests
+    that are left out. Heads stood their trial, were rolled back by it, or were not tried out, the last one because of
+    `refusal`. tokens_before and tokens_after: expected a round on held-back text at the last judgement, of the head
+    that served and the one in training. num_salts: whose text is learned from apart; num_salt_heads: those of them that
+    a learned head drafts for.
     """
 
     num_tokens: int = 0
@@ -319,6 +320,8 @@ class Learning:
     tokens_before: float = 0.0
     tokens_after: float = 0.0
     refusal: str = ""
+    num_salts: int = 0
+    num_salt_heads: int = 0
 
 
 # in a kind (VerifierInfo.numerics): what follows is the digest of the weights, where those can be replaced

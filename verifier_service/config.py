@@ -67,8 +67,9 @@ class VerifierConfig(LookupSettings, ModelSettings, ServiceSettings):
     learn: str = setting(
         "off",
         "shared: the head that drafts in the verifier is trained further on what it serves, in a process beside. "
-        "Sessions with a cache salt are left out.",
-        choices=("off", "shared"),
+        "Sessions with a cache salt are left out. per-salt: each cache salt gets a head of its own, trained on its "
+        "sessions alone; those without a salt are left out.",
+        choices=("off", "shared", "per-salt"),
     )
     learn_share: float = setting(0.1, "Share of one core that learning may take.", minimum=0.01, maximum=1.0)
     learn_cycle_tokens: int = setting(
@@ -76,7 +77,9 @@ class VerifierConfig(LookupSettings, ModelSettings, ServiceSettings):
         "Output tokens of new text after which the head is trained further and judged; less text made heads worse.",
         minimum=1000,
     )
-    learn_buffer_mb: int = setting(512, "Memory for served text to learn from, in MiB.", minimum=16)
+    learn_buffer_mb: int = setting(
+        512, "Memory for served text to learn from, in MiB; of all salts together.", minimum=16
+    )
     record_hidden_states: str = setting(
         "",
         "Folder into which tokens and hidden states of ended sessions are written, to train a head without running the "

@@ -38,6 +38,7 @@ from outrider.verifier_service.admission import check_spec, check_start
 from outrider.verifier_service.auto_drafting import AutoDrafting
 from outrider.verifier_service.hidden_states import keep_layers, read_rows, rows_to_send
 from outrider.verifier_service.host_sampling import drawn_outputs
+from outrider.verifier_service.learning.places import SaltPlaces
 from outrider.verifier_service.learning.tap import Tap
 from outrider.verifier_service.local_drafting import LocalDrafting
 from outrider.verifier_service.metrics import VerifierMetrics
@@ -164,10 +165,12 @@ class VerifierEngine:
     def local_methods(self) -> tuple[DraftMethodInfo, ...]:
         return tuple(method.info for method in self._local.methods.values())
 
-    def tap_for(self, layers: tuple[int, ...], count: Callable[[str, int], None]) -> Tap:
+    def tap_for(
+        self, layers: tuple[int, ...], count: Callable[[str, int], None], places: SaltPlaces | None = None
+    ) -> Tap:
         """Has ended sessions tapped for a learner that needs these layers. Call it before `start`."""
         keep_layers(self._hidden, layers, self._runner.loaded.num_layers)
-        self.tap = Tap(layers, self.read_rows, count)
+        self.tap = Tap(layers, self.read_rows, count, places)
         return self.tap
 
     def record_to(self, record: Callable[[VerifierSession], None], layers: tuple[int, ...]) -> None:

@@ -83,6 +83,11 @@ def check_settings(config: VerifierConfig) -> None:
         plan_methods(config.local_draft_model, config.local_methods, config.model, prefix="--local-")
     if config.learn != "off":
         learned_head(config)
+        if config.learn == "per-salt" and config.learn_checkpoints:
+            raise ConfigError(
+                "--learn-checkpoints: not with --learn per-salt, whose heads go with the process",
+                param="learn_checkpoints",
+            )
         if config.allow_draft_loading:
             raise ConfigError(
                 "--learn: not together with --allow-draft-loading, which changes heads too", param="learn"

@@ -66,11 +66,14 @@ AllowTargetReload = Annotated[
     typer.Option("--allow-target-reload", help="`outrider reload` may change the target's weights while serving."),
 ]
 Learn = Annotated[
-    str, typer.Option("--learn", help="shared: the draft head is trained further on what is served; off.")
+    str,
+    typer.Option(
+        "--learn", help="shared: the draft head is trained further on what is served; per-salt: one each; off."
+    ),
 ]
 LearnShare = Annotated[float, typer.Option("--learn-share", help="Share of one core that learning may take.")]
 LearnCheckpoints = Annotated[
-    str, typer.Option("--learn-checkpoints", help="Folder for learned heads (no text); empty: not kept.")
+    str, typer.Option("--learn-checkpoints", help="Folder for heads of --learn shared (no text); empty: not kept.")
 ]
 RecordStates = Annotated[
     str,

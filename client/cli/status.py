@@ -212,6 +212,10 @@ def _learner_line(member: dict[str, Any]) -> str:
     parts += [f"{learning['num_dropped_tokens']:,} dropped"] if learning["num_dropped_tokens"] else []
     heads = "{num_taken} heads taken, {num_refused} refused, {num_rolled_back} rolled back".format(**learning)
     parts.append(heads)
+    if learning.get("num_salts"):
+        parts.append(
+            "{num_salts} salts learned from apart, {num_salt_heads} with a head of their own".format(**learning)
+        )
     if learning["tokens_after"]:
         parts.append("{tokens_before:.2f} -> {tokens_after:.2f} tokens a round expected".format(**learning))
     return ", ".join(parts) + (f" (last refused: {learning['refusal']})" if learning["refusal"] else "")

@@ -26,10 +26,16 @@ from outrider.shared.draft_policy.named_drafts import NamedDraft
 from outrider.shared.errors import ConfigError, InvalidRequest, Overloaded
 from outrider.shared.messages import DraftMethodInfo
 
-# versions of a method; each has a cache of its own: the newest, and two that older sessions still have
-_MOST_VERSIONS = 3
+# versions of a method that only open sessions still have; each has a cache of its own, as those that new ones get
+_MOST_OLDER = 2
 
 OnTrial = Callable[[TrialResult], None]
+Salt = Callable[[], str]
+
+
+def no_salt() -> str:
+    """The weights are for all sessions."""
+    return ""
 
 
 class DraftVersionMetrics:
@@ -99,16 +105,17 @@ class DraftLoader:
             for name, head in served.items():
                 metrics.serves(_label(kind, name), head.info)
 
-    def load(self, path: str, on_trial: OnTrial | None = None) -> DraftMethodInfo:
+    def load(self, path: str, on_trial: OnTrial | None = None, salt: Salt = no_salt) -> DraftMethodInfo:
         """Reads and checks the weights on this thread, not the engine's; sessions opened from then on use them.
 
-        on_trial: they are on trial first (versions.py), and it is called with the result, on the engine's thread.
+        on_trial: they are on trial first (versions.py), and it is called with the result, on the engine's thread. salt:
+        returns the cache salt of the only sessions that they are for; called on the engine's thread once they are read.
         path: a folder, or for one of several heads NAME=FOLDER. Raises InvalidRequest for what cannot be used,
         Overloaded while another one is loaded or too many are in memory.
         """
         with self.alone():
             try:
-                info = self._load(path, on_trial)
+                info = self._load(path, on_trial, salt)
             except Exception as error:
                 self._log.warning("%s is not taken for drafting: %s", path, error)
                 self._metrics.count_load("refused")
@@ -118,6 +125,12 @@ class DraftLoader:
         self._metrics.count_load("taken")
         self._log.info("drafting with %s %s from now on, version %d", info.name, info.model, info.version)
         return info
+
+    def forget(self, salt: str) -> None:
+        """Frees the weights that are for the sessions with this salt alone; on the engine's thread."""
+        for heads in self._served.values():
+            for method in heads.values():
+                method.forget(salt)
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -159,12 +172,12 @@ class DraftLoader:
 
         return swap
 
-    def _load(self, path: str, on_trial: OnTrial | None) -> DraftMethodInfo:
+    def _load(self, path: str, on_trial: OnTrial | None, salt: Salt) -> DraftMethodInfo:
         draft = NamedDraft.of(path)
         name, served = self._place_of(draft)
         label = _label(name, draft.name)
-        if self._between_rounds(lambda: served.num_kept) >= _MOST_VERSIONS:
-            raise Overloaded(f"sessions still use {_MOST_VERSIONS - 1} older versions of {label}; try again later")
+        if self._between_rounds(lambda: served.num_older) >= _MOST_OLDER:
+            raise Overloaded(f"sessions still use {_MOST_OLDER} older versions of {label}; try again later")
         settings = dataclasses.replace(self._settings, draft_model=(draft.path,), methods=(name,))
         method = build_methods(settings, self._log.info)[name]
         own = dataclasses.replace(served.info, model=method.info.model, version=method.info.version)
@@ -173,14 +186,13 @@ class DraftLoader:
         warm_up(method)
 
         def swap() -> DraftMethodInfo:
-            if on_trial is None:
-                served.swap(method)
-            else:
-                served.try_out(method, self._told(label, served, on_trial))
+            if on_trial is not None:
+                return served.try_out(method, self._told(label, served, on_trial), salt())
+            served.swap(method)
             return served.info
 
         info: DraftMethodInfo = self._between_rounds(swap)
-        self._metrics.serves(label, info)
+        self._metrics.serves(label, served.info)
         self._paths[name, draft.name] = draft.path
         return info
 

@@ -6,6 +6,8 @@ freed with its last session.
 
 A version may be on trial: one new session in four is drafted for by the version before it, and if that one's drafts are
 accepted more, it is served again.
+
+The sessions of one cache salt may have versions of their own, which draft for no other session.
 """
 
 from __future__ import annotations
@@ -96,63 +98,100 @@ class _Trial:
         return True if new.num_sessions >= _MOST_SESSIONS else None
 
 
+@dataclass
+class _Line:
+    """The versions that some sessions get, new ones the newest. info: of the newest."""
+
+    newest: DraftMethod
+    info: DraftMethodInfo
+    trial: _Trial | None = None
+
+    @property
+    def served(self) -> tuple[DraftMethod, ...]:
+        return (self.newest,) if self.trial is None else (self.newest, self.trial.previous)
+
+    def end_trial(self, *, is_kept: bool) -> None:
+        trial, self.trial = self.trial, None
+        if trial is None:
+            return
+        if not is_kept:
+            self.newest, self.info = trial.previous, trial.previous_info
+        trial.on_result(TrialResult(is_kept, trial.of_newest, trial.of_previous))
+
+
 class VersionedMethod:
     """Implements drafting.methods.interface.DraftMethod. All is called from one thread."""
 
     def __init__(self, method: DraftMethod) -> None:
-        self._newest = method
+        self._common = _Line(method, dataclasses.replace(method.info, version=1))
+        # By cache salt; those that have none get the common versions.
+        self._of_salt: dict[str, _Line] = {}
         self._of: dict[int, DraftMethod] = {}
         # By id, as sessions come and go: a number for each that is open.
         self._numbers: dict[int, int] = {}
         self._num_opened = 0
-        self._trial: _Trial | None = None
+        # Of all lines: no two versions have the same number.
         self._last_version = 1
-        self.info: DraftMethodInfo = dataclasses.replace(method.info, version=1)
+
+    @property
+    def info(self) -> DraftMethodInfo:
+        """Of the newest common version."""
+        return self._common.info
 
     @property
     def grammars(self) -> GrammarCompiler | None:
-        return self._newest.grammars
+        return self._common.newest.grammars
 
     @property
-    def num_kept(self) -> int:
-        """The number of versions in memory: those that new sessions get, and those that open sessions still have."""
-        served = [self._newest, *([self._trial.previous] if self._trial is not None else [])]
-        return len({*map(id, served), *map(id, self._of.values())})
+    def num_older(self) -> int:
+        """The number of versions in memory that no new session gets, as open sessions still have them."""
+        served = [method for line in (self._common, *self._of_salt.values()) for method in line.served]
+        return len(set(map(id, self._of.values())) - set(map(id, served)))
 
     def swap(self, method: DraftMethod) -> DraftMethod:
         """Makes it the method of sessions opened from now on. Returns the one that it was until now."""
-        if self._trial is not None:
-            self._end(self._trial, is_kept=False)
-        replaced, self._newest = self._newest, method
-        self._last_version += 1
-        self.info = dataclasses.replace(method.info, version=self._last_version)
-        return replaced
+        return self._swap(self._common, method)
 
-    def try_out(self, method: DraftMethod, on_result: Callable[[TrialResult], None]) -> None:
-        """As `swap`, on trial; `on_result` is called at its end. Another version that comes before it ends it too."""
-        if self._trial is not None:
-            self._end(self._trial, is_kept=False)
-        previous_info = self.info
-        self._trial = _Trial(self.swap(method), previous_info, on_result)
+    def try_out(self, method: DraftMethod, on_result: Callable[[TrialResult], None], salt: str = "") -> DraftMethodInfo:
+        """As `swap`, on trial; `on_result` is called at its end. Another version that comes before it ends it too.
+
+        salt: it is for the sessions with this cache salt alone; until `forget`, they get no common version but the one
+        that they have now.
+        """
+        line = self._common
+        if salt:
+            line = self._of_salt.setdefault(salt, _Line(self._common.newest, self._common.info))
+        line.end_trial(is_kept=False)
+        previous_info = line.info
+        line.trial = _Trial(self._swap(line, method), previous_info, on_result)
+        return line.info
+
+    def forget(self, salt: str) -> None:
+        """Gives new sessions with this cache salt the common versions again; ends a trial."""
+        line = self._of_salt.pop(salt, None)
+        if line is not None:
+            line.end_trial(is_kept=False)
 
     def observe(self, session: DraftSession, num_accepted: int) -> None:
         """Records a round of the session that had a draft of this method."""
-        trial, method = self._trial, self._of.get(id(session))
+        line, method = self._line(session), self._of.get(id(session))
+        trial = line.trial
         if trial is None or method is None:
             return
-        if method is self._newest:
+        if method is line.newest:
             trial.of_newest.add(self._numbers[id(session)], num_accepted)
         elif method is trial.previous:
             trial.of_previous.add(self._numbers[id(session)], num_accepted)
         is_kept = trial.is_kept()
         if is_kept is not None:
-            self._end(trial, is_kept=is_kept)
+            line.end_trial(is_kept=is_kept)
 
     def open(self, session: DraftSession) -> None:
-        method = self._newest
-        if self._trial is not None:
-            self._trial.num_dealt += 1
-            method = self._trial.previous if self._trial.num_dealt % _DEAL == 0 else method
+        line = self._line(session)
+        method, trial = line.newest, line.trial
+        if trial is not None:
+            trial.num_dealt += 1
+            method = trial.previous if trial.num_dealt % _DEAL == 0 else method
         self._of[id(session)] = method
         self._num_opened += 1
         self._numbers[id(session)] = self._num_opened
@@ -171,8 +210,9 @@ class VersionedMethod:
             try:
                 drafted = method.propose(group)
             except Exception:
-                if self._trial is not None and method is self._newest:
-                    self._end(self._trial, is_kept=False)
+                for line in (self._common, *self._of_salt.values()):
+                    if method is line.newest:
+                        line.end_trial(is_kept=False)
                 raise
             proposals.update(zip(map(id, group), drafted, strict=True))
         return [proposals[id(session)] for session in sessions]
@@ -183,8 +223,12 @@ class VersionedMethod:
         if method is not None:
             method.close(session)
 
-    def _end(self, trial: _Trial, *, is_kept: bool) -> None:
-        self._trial = None
-        if not is_kept:
-            self._newest, self.info = trial.previous, trial.previous_info
-        trial.on_result(TrialResult(is_kept, trial.of_newest, trial.of_previous))
+    def _line(self, session: DraftSession) -> _Line:
+        return self._of_salt.get(session.spec.cache_salt, self._common)
+
+    def _swap(self, line: _Line, method: DraftMethod) -> DraftMethod:
+        line.end_trial(is_kept=False)
+        replaced, line.newest = line.newest, method
+        self._last_version += 1
+        line.info = dataclasses.replace(method.info, version=self._last_version)
+        return replaced

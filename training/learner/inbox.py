@@ -2,8 +2,10 @@
 
 A message is a line of JSON, and for a window `num_bytes` bytes of hidden states behind it:
     {"head": ..., "target": ..., ...}                                         Settings, first
-    {"token_ids": [...], "first_counted": 3, "held_back": false, "num_bytes": 4096}
-    {"outcome": "taken"}                                                      of the candidate in question
+    {"token_ids": [...], "first_counted": 3, "held_back": false, "place": 0, "num_bytes": 4096}
+    {"outcome": "taken", "candidate": "version-3"}                            what became of a candidate
+    {"lost": 3}                                                               a place, with all that belongs to it
+A place is a number of one head to train; where there is one for all, it is 0.
 The end of the input is the end of the process: a learner does not outlive its verifier.
 """
 
@@ -18,17 +20,15 @@ from typing import Any, BinaryIO
 
 import torch
 
-from outrider.training.learner.windows import Pool, Window
-
-# share of the memory; for windows that no head is trained on: one session in ten is held back
-HELD_BACK_SHARE = 0.1
+from outrider.training.learner.windows import Texts, Window
 
 
 @dataclass(frozen=True)
 class Settings:
-    """head: the folder that serves now. folder: where candidates are written, with those of an earlier process.
+    """head: the folder that all begin with. folder: where candidates are written, with those of an earlier process.
 
-    share: CPU seconds per second. cycle_tokens: new output tokens before a cycle. dtype, hidden_size: of the rows.
+    share: CPU seconds per second. cycle_tokens: new output tokens before a cycle. buffer_mb: of each place. dtype,
+    hidden_size: of the rows. served: by place, the folder of the learned head that serves now.
     """
 
     head: Path
@@ -39,24 +39,25 @@ class Settings:
     buffer_mb: int
     dtype: str
     hidden_size: int
+    served: dict[int, Path]
 
     @classmethod
     def of(cls, message: dict[str, Any]) -> Settings:
-        return cls(**message | {name: Path(message[name]) for name in ("head", "target", "folder")})
+        folders = {name: Path(message[name]) for name in ("head", "target", "folder")}
+        return cls(**message | folders | {"served": {place: Path(folder) for place, folder in message["served"]}})
 
 
 class Inbox:
-    """Reads messages until the input ends; `outcomes` then has None."""
+    """Reads messages until the input ends."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
         self.settings = Settings.of(json.loads(stream.readline()))
-        memory, held_back = self.settings.buffer_mb << 20, HELD_BACK_SHARE
-        self.trained_on = Pool(int((1 - held_back) * memory), seed=0)
-        self.held_back = Pool(int(held_back * memory), seed=1)
-        # Held by whoever reads or changes a pool.
+        # By place. The lock is held by whoever reads or changes them.
+        self.texts: dict[int, Texts] = {}
         self.lock = threading.Lock()
-        self.outcomes: queue.Queue[str | None] = queue.Queue()
+        # (candidate's folder, outcome)
+        self.outcomes: queue.Queue[tuple[str, str]] = queue.Queue()
         self.has_ended = threading.Event()
 
     def start(self) -> None:
@@ -67,12 +68,14 @@ class Inbox:
             while line := self._stream.readline():
                 message = json.loads(line)
                 if "outcome" in message:
-                    self.outcomes.put(message["outcome"])
+                    self.outcomes.put((message["candidate"], message["outcome"]))
+                elif "lost" in message:
+                    with self.lock:
+                        self.texts.pop(message["lost"], None)
                 else:
                     self._keep(message, self._stream.read(message["num_bytes"]))
         finally:
             self.has_ended.set()
-            self.outcomes.put(None)
 
     def _keep(self, message: dict[str, Any], data: bytes) -> None:
         token_ids = torch.tensor(message["token_ids"], dtype=torch.int64)
@@ -81,4 +84,5 @@ class Inbox:
         if not window.rows.isfinite().all():
             return  # kept as older text, they would spoil every later cycle
         with self.lock:
-            (self.held_back if message["held_back"] else self.trained_on).add(window)
+            texts = self.texts.setdefault(message["place"], Texts(self.settings.buffer_mb << 20))
+            texts.add(window, is_held_back=message["held_back"])

@@ -1,4 +1,7 @@
-"""Trains a served head further, in cycles: enough new text, a bounded number of visits to it, a judgement.
+"""Trains served heads further, in cycles: enough new text, a bounded number of visits to it, a judgement.
+
+There is one head for all texts, or one for each place, which learns from the texts of that place alone. Those with
+enough text take turns, the one whose last turn is longest ago first: a place with much text holds up no other.
 
 What a pilot on this design found (docs/drafters.md): labels must be the target's laws; a quarter of older text keeps
 what the head knew; a learner that outruns its traffic makes heads worse.
@@ -10,6 +13,7 @@ import random
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +25,7 @@ from outrider.training.errors import DivergenceError, SettingError, TrainingErro
 from outrider.training.heads.registry import load_objective
 from outrider.training.learner.inbox import Inbox
 from outrider.training.learner.judge import FEWEST_WINDOWS, Lengths, Verdict, judge
-from outrider.training.learner.windows import Window, batch_of
+from outrider.training.learner.windows import Texts, Window, batch_of
 from outrider.training.optim import Schedule, scheduled_adamw
 
 # visits; of each new token in a cycle: more teaches the text itself, not its kind
@@ -46,6 +50,7 @@ _SLICE_BYTES = 128 << 20
 _POLL_S = 0.5
 
 Report = Callable[[dict[str, Any]], None]
+State = dict[str, torch.Tensor]
 
 
 class Throttle:
@@ -64,77 +69,137 @@ class Throttle:
             time.sleep(owed_s)
 
 
+@dataclass
+class _Head:
+    """A head in training, the one that serves, and the texts of the place that they are for: their trained weights.
+
+    folder: of its versions. earlier: the newest of an earlier process, until it is judged. candidate: the folder of the
+    one on trial; empty: there is none.
+    """
+
+    place: int
+    texts: Texts
+    folder: Path
+    served: State
+    training: State
+    earlier: Path | None
+    num_versions: int
+    candidate: str = ""
+    learned_until: int = 0
+    last_turn: int = 0
+
+    def is_due(self, cycle_tokens: int) -> bool:
+        if self.candidate or len(self.texts.held_back) < FEWEST_WINDOWS:
+            return False
+        num_new = self.texts.trained_on.num_tokens - self.learned_until
+        return self.earlier is not None or num_new >= cycle_tokens
+
+
 class HeadLearner:
-    """A head in training, and the one that serves. `report` takes what the verifier is to know, as JSON."""
+    """Heads in training, and those that serve. `report` takes what the verifier is to know, as JSON."""
 
     def __init__(self, inbox: Inbox, report: Report) -> None:
         """Raises CheckpointRefused or SettingError for a head that cannot be trained further."""
         settings = inbox.settings
-        self._inbox, self._report, self._folder = inbox, report, settings.folder
+        self._inbox, self._report, self._settings = inbox, report, settings
         weights = load_target_weights(settings.target, torch.float32)
         if weights.lm_head_extra is not None:
             raise SettingError(f"{settings.target} applies {weights.lm_head_extra} after its output head")
-        self._lm_head, self._vocab_size = weights.lm_head, weights.vocab_size
+        self._weights = weights
+        # Of the head whose turn it is.
         self._objective = load_objective(settings.head, weights)
         self._objective.slice_bytes = _SLICE_BYTES
         self._num_features = len(self._objective.feature_layers) * weights.hidden_size
-        self._served = self._state()
+        self._first = self._state()
+        self._heads: dict[int, _Head] = {}
+        self._num_turns = 0
         self._throttle = Throttle(settings.share)
         self._random = random.Random(0)
         self._noise = torch.Generator().manual_seed(0)
-        versions = self._versions()
-        self._num_versions = _number(versions[-1]) if versions else 0
-        # The newest of an earlier process, until it is judged.
-        self._earlier = versions[-1] if versions and versions[-1] != settings.head else None
-        self._weights = weights
-        self._learned_until = 0
 
     def run(self) -> None:
         """Learns until the input ends."""
         while not self._inbox.has_ended.is_set():
-            if self._earlier is not None and self._has_enough_to_judge():
-                self._offer_earlier(self._earlier)
-                self._earlier = None
-            with self._inbox.lock:
-                pool = self._inbox.trained_on
-                num_new = pool.num_tokens - self._learned_until
-                is_enough = num_new >= self._inbox.settings.cycle_tokens and self._has_enough_to_judge()
-                new = pool.newest(num_new) if is_enough else []
-                older = pool.older(len(new))
-                num_tokens = pool.num_tokens
-            if not new:
+            self._take_outcomes()
+            head = self._next()
+            if head is None:
                 self._inbox.has_ended.wait(_POLL_S)
                 continue
-            self._learned_until = num_tokens
-            self._cycle(new, older, num_tokens)
+            self._num_turns += 1
+            head.last_turn = self._num_turns
+            self._throttle.begin()
+            if head.earlier is not None:
+                self._offer_earlier(head, head.earlier)
+                head.earlier = None
+            else:
+                self._cycle(head)
 
-    def _cycle(self, new: list[Window], older: list[Window], num_tokens: int) -> None:
-        self._throttle.begin()
+    def _next(self) -> _Head | None:
+        """Returns the head whose turn it is; None: none has enough text. Drops those whose place is lost."""
+        with self._inbox.lock:
+            texts = dict(self._inbox.texts)
+        for place in self._heads.keys() - texts.keys():
+            shutil.rmtree(self._heads.pop(place).folder, ignore_errors=True)
+        for place in texts.keys() - self._heads.keys():
+            self._heads[place] = self._begin(place, texts[place])
+        with self._inbox.lock:
+            due = [head for head in self._heads.values() if head.is_due(self._settings.cycle_tokens)]
+        return min(due, key=lambda head: head.last_turn, default=None)
+
+    def _begin(self, place: int, texts: Texts) -> _Head:
+        folder = self._settings.folder / f"place-{place}" if place else self._settings.folder
+        served, state = self._settings.served.get(place), self._first
+        if served is not None:
+            self._read(served)
+            state = self._state()
+        versions = _versions(folder)
+        earlier = versions[-1] if versions and versions[-1] not in (served, self._settings.head) else None
+        return _Head(place, texts, folder, state, state, earlier, _number(versions[-1]) if versions else 0)
+
+    def _take_outcomes(self) -> None:
+        while not self._inbox.outcomes.empty():
+            candidate, outcome = self._inbox.outcomes.get()
+            for head in self._heads.values():
+                if head.candidate != candidate:
+                    continue
+                head.candidate = ""
+                if outcome == "taken":
+                    head.served = head.training
+                else:
+                    shutil.rmtree(candidate, ignore_errors=True)  # it would be offered again after a new start
+                    head.training = head.served
+
+    def _cycle(self, head: _Head) -> None:
         began = time.process_time()
+        with self._inbox.lock:
+            pool = head.texts.trained_on
+            num_tokens = pool.num_tokens
+            new = pool.newest(num_tokens - head.learned_until)
+            older = pool.older(len(new))
+        head.learned_until = num_tokens
+        self._load(head.training)
         try:
             num_steps = self._train(new, older)
         except DivergenceError as error:
-            self._restore()
+            head.training = head.served
             self._report({"refused": str(error), "num_tokens": num_tokens})
             return
-        self._offer({"num_tokens": num_tokens, "num_steps": num_steps}, began)
+        self._offer(head, {"num_tokens": num_tokens, "num_steps": num_steps}, began)
 
-    def _offer_earlier(self, path: Path) -> None:
+    def _offer_earlier(self, head: _Head, path: Path) -> None:
         """Judges the newest version of an earlier process, which is not trusted, by what is served now."""
-        self._throttle.begin()
         began = time.process_time()
         try:
-            state = load_objective(path, self._weights).head.state_dict()
-            self._objective.head.load_state_dict(state)
+            self._read(path)
         except (CheckpointRefused, TrainingError, RuntimeError) as error:
-            self._restore()
             self._report({"refused": f"{path}: {error}", "num_tokens": 0})
             return
-        self._offer({"num_tokens": 0, "num_steps": 0}, began)
+        self._offer(head, {"num_tokens": 0, "num_steps": 0}, began)
 
-    def _offer(self, report: dict[str, Any], began: float) -> None:
-        """Judges the head in training, and waits for what becomes of it if it is better."""
-        verdict = self._judge()
+    def _offer(self, head: _Head, report: dict[str, Any], began: float) -> None:
+        """Judges what was trained, and offers it to the verifier if it is better than the head that serves."""
+        trained = self._state()
+        verdict = self._judge(head, trained)
         report |= {
             "cpu_s": round(time.process_time() - began, 1),
             "num_windows": verdict.num_windows,
@@ -143,16 +208,11 @@ class HeadLearner:
         }
         if verdict.refusal:
             self._report(report | {"refused": verdict.refusal})
-            if not verdict.after.mean >= verdict.before.mean:  # also where it is not finite
-                self._restore()
+            # The comparison is false also where it is not finite.
+            head.training = trained if verdict.after.mean >= verdict.before.mean else head.served
             return
-        candidate = self._write()
-        self._report(report | {"candidate": str(candidate)})
-        if self._inbox.outcomes.get() == "taken":
-            self._served = self._state()
-        else:
-            shutil.rmtree(candidate, ignore_errors=True)  # it would be offered again after a new start
-            self._restore()
+        head.training, head.candidate = trained, str(self._write(head))
+        self._report(report | {"candidate": head.candidate, "place": head.place})
 
     def _train(self, new: list[Window], older: list[Window]) -> int:
         """Returns the number of steps. Raises DivergenceError."""
@@ -179,22 +239,18 @@ class HeadLearner:
                 break
         return num_steps
 
-    def _has_enough_to_judge(self) -> bool:
-        return len(self._inbox.held_back) >= FEWEST_WINDOWS
-
-    def _judge(self) -> Verdict:
-        """Compares the head in training with the one that serves."""
+    def _judge(self, head: _Head, trained: State) -> Verdict:
+        """Compares what was trained, which the objective has, with the head that serves."""
         with self._inbox.lock:
-            pool = self._inbox.held_back
+            pool = head.texts.held_back
             newest = pool.newest(1 << 62)[: _JUDGED // 2]
             older = pool.older(len(newest))
         older = self._random.sample(older, min(len(older), _JUDGED - len(newest)))
         windows, is_old = [*newest, *older], [False] * len(newest) + [True] * len(older)
         after = self._lengths(windows)
-        candidate = self._state()
-        self._restore()
+        self._load(head.served)
         before = self._lengths(windows)
-        self._objective.head.load_state_dict(candidate)
+        self._load(trained)
         return judge(before, after, is_old)
 
     @torch.no_grad()
@@ -207,35 +263,41 @@ class HeadLearner:
         return found
 
     def _batch(self, windows: list[Window]) -> Any:
-        return batch_of(windows, self._read_out, self._vocab_size, self._num_features)
+        return batch_of(windows, self._read_out, self._weights.vocab_size, self._num_features)
 
     def _read_out(self, hidden: torch.Tensor) -> torch.Tensor:
-        return hidden @ self._lm_head.T
+        return hidden @ self._weights.lm_head.T
 
     def _trained(self) -> list[torch.nn.Parameter]:
         return [each for each in self._objective.parameters() if each.requires_grad]
 
-    def _state(self) -> dict[str, torch.Tensor]:
-        return {name: each.clone() for name, each in self._objective.head.state_dict().items()}
+    def _state(self) -> State:
+        """Copies what is trained; the target's own weights stay as they are."""
+        return {name: each.detach().clone() for name, each in self._objective.named_parameters() if each.requires_grad}
 
-    def _restore(self) -> None:
-        self._objective.head.load_state_dict(self._served)
+    def _load(self, state: State) -> None:
+        self._objective.load_state_dict(state, strict=False)
 
-    def _write(self) -> Path:
-        """Writes the head in its public layout, whole or not at all, and removes versions that nothing needs."""
-        self._num_versions += 1
-        out = self._folder / f"version-{self._num_versions}"
+    def _read(self, folder: Path) -> None:
+        """Reads a version into the objective. Raises CheckpointRefused, TrainingError or RuntimeError."""
+        self._objective.head.load_state_dict(load_objective(folder, self._weights).head.state_dict())
+
+    def _write(self, head: _Head) -> Path:
+        """Writes what was trained in its public layout, whole or not at all; removes versions that nothing needs."""
+        head.num_versions += 1
+        out = head.folder / f"version-{head.num_versions}"
         unfinished = out.with_suffix(".part")
         shutil.rmtree(unfinished, ignore_errors=True)
-        self._objective.export(unfinished, torch.bfloat16, self._inbox.settings.target.name)
+        self._objective.export(unfinished, torch.bfloat16, self._settings.target.name)
         unfinished.rename(out)
-        for old in self._versions()[:-_KEPT]:
+        for old in _versions(head.folder)[:-_KEPT]:
             shutil.rmtree(old, ignore_errors=True)
         return out
 
-    def _versions(self) -> list[Path]:
-        found = [path for path in self._folder.glob("version-*") if path.name.removeprefix("version-").isdecimal()]
-        return sorted(found, key=_number)
+
+def _versions(folder: Path) -> list[Path]:
+    found = [path for path in folder.glob("version-*") if path.name.removeprefix("version-").isdecimal()]
+    return sorted(found, key=_number)
 
 
 def _number(version: Path) -> int:

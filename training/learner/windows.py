@@ -14,6 +14,9 @@ import torch
 
 from outrider.training.heads.interface import Batch, ReadOut, TargetView
 
+# share of the memory; for windows that no head is trained on: one session in ten is held back
+HELD_BACK_SHARE = 0.1
+
 
 @dataclass(frozen=True)
 class Window:
@@ -93,6 +96,17 @@ class Pool:
     def older(self, num_newest: int) -> list[Window]:
         """Returns what is kept besides the `num_newest` newest windows."""
         return [*self._sample, *list(self._newest)[: max(0, len(self._newest) - num_newest)]]
+
+
+class Texts:
+    """What is kept to train one head on, and of other sessions to judge it by."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.trained_on = Pool(int((1 - HELD_BACK_SHARE) * max_bytes), seed=0)
+        self.held_back = Pool(int(HELD_BACK_SHARE * max_bytes), seed=1)
+
+    def add(self, window: Window, *, is_held_back: bool) -> None:
+        (self.held_back if is_held_back else self.trained_on).add(window)
 
 
 def batch_of(

@@ -1,5 +1,6 @@
 """The verifier's side of a learner: starts its process, feeds it, and tries out the heads that it makes.
 
+The process makes one head for all sessions, or one for each salt that has a place (places.py): it knows their numbers.
 The process may die, hang or send nonsense: serving goes on with the head that it has. Not here: training and the
 judgement before a trial (training/learner), the trial itself (drafting/serving/versions).
 """
@@ -23,12 +24,12 @@ from typing import Any
 import torch
 
 from outrider.drafting.methods.registry import plan_methods
-from outrider.drafting.serving.loading import DraftLoader
+from outrider.drafting.serving.loading import DraftLoader, no_salt
 from outrider.drafting.serving.versions import TrialResult
 from outrider.shared.errors import ConfigError, OutriderError
-from outrider.shared.messages import DraftMethodInfo
 from outrider.verifier_service.config import VerifierConfig
 from outrider.verifier_service.engine import VerifierEngine
+from outrider.verifier_service.learning.places import SaltPlaces, num_places_in
 from outrider.verifier_service.learning.record import LearningRecord
 from outrider.verifier_service.learning.tap import Tap
 
@@ -38,9 +39,6 @@ _LEARNING = ("eagle3", "dspark", "dflash", "medusa")
 _MOST_STARTS = 4
 # seconds; how long the process may take to end by itself once its input has
 _END_S = 5.0
-
-# (folder, what to call with the trial's result) -> the version on trial (DraftLoader.load).
-LoadDraft = Callable[[str, Callable[[TrialResult], None]], DraftMethodInfo]
 
 
 def learned_head(config: VerifierConfig) -> tuple[str, str]:
@@ -70,26 +68,35 @@ def build_learner(
             raise ConfigError(f"--learn-checkpoints: {error}", param="learn_checkpoints") from error
     loaded = engine.loaded
     layers = tuple(dict.fromkeys((*engine.draft_methods[name].info.hidden_layers, loaded.num_layers)))
+    places, buffer_mb = None, config.learn_buffer_mb
+    if config.learn == "per-salt":
+        row_bytes = len(layers) * loaded.hidden_size * loaded.dtype.itemsize
+        num_places = num_places_in(buffer_mb << 20, row_bytes, config.learn_cycle_tokens)
+        places, buffer_mb = SaltPlaces(num_places, config.learn_cycle_tokens), buffer_mb // num_places
+        log.info(
+            "learner: %d salts may have a head of their own, each with %d MiB of text and %d MiB of cache",
+            *(num_places, buffer_mb, config.local_kv_cache_mb),
+        )
     settings = LearnerSettings(
         head=head,
         target=config.model,
         folder=config.learn_checkpoints,
         share=config.learn_share,
         cycle_tokens=config.learn_cycle_tokens,
-        buffer_mb=config.learn_buffer_mb,
+        buffer_mb=buffer_mb,
         dtype=str(loaded.dtype).removeprefix("torch."),
         hidden_size=loaded.hidden_size,
     )
     log.info("learner: %s is trained further on what is served, with %.0f %% of a core", head, 100 * config.learn_share)
-    return Learner(settings, engine.tap_for(layers, record.count_tokens), loader.load, record, log)
+    return Learner(settings, engine.tap_for(layers, record.count_tokens, places), loader, record, log, places)
 
 
 @dataclass(frozen=True)
 class LearnerSettings:
     """head, target: folders. folder: where versions are kept; "": nowhere, they go with the process.
 
-    share: CPU seconds per second. cycle_tokens: new output tokens before each head that is judged. dtype, hidden_size:
-    of the hidden states.
+    share: CPU seconds per second. cycle_tokens: new output tokens before each head that is judged. buffer_mb: for the
+    text of each head. dtype, hidden_size: of the hidden states.
     """
 
     head: str
@@ -104,23 +111,31 @@ class LearnerSettings:
 
 @dataclass
 class Learner:
-    """A learner of one head. `start` and `stop` are the verifier's; the rest runs on two threads of its own."""
+    """A learner of one head, or of one for each salt that has one of `places`.
+
+    `start` and `stop` are the verifier's; the rest runs on two threads of its own, but for the ends of trials and the
+    loss of places, which come on the engine's.
+    """
 
     settings: LearnerSettings
     tap: Tap
-    load: LoadDraft
+    loader: DraftLoader
     record: LearningRecord
     log: logging.Logger
+    places: SaltPlaces | None = None
     command: tuple[str, ...] = (sys.executable, "-m", "outrider.training.learner")
-    _outcomes: queue.Queue[str] = field(default_factory=queue.Queue)
+    # For the process: what became of heads, and places that were lost.
+    _news: queue.Queue[dict[str, Any]] = field(default_factory=queue.Queue)
     _stopping: threading.Event = field(default_factory=threading.Event)
     _process: subprocess.Popen[bytes] | None = None
     _thread: threading.Thread | None = None
-    # The folder of the head that serves; of one on trial, if it stands it.
-    _served: str = ""
+    # By place: the folder of the learned head that serves; of one on trial, if it stands it.
+    _served: dict[int, str] = field(default_factory=dict)
 
     def start(self) -> None:
-        self._served = self.settings.head
+        if self.places is not None:
+            self.places.on_lost = self._lose
+            self.record.watch_salts(self.places.__len__, self._served.__len__)
         self._thread = threading.Thread(target=self._run, name="learner", daemon=True)
         self._thread.start()
 
@@ -161,19 +176,23 @@ class Learner:
         return not (self._stopping.is_set() or reader.is_over)
 
     def _feed(self, process: subprocess.Popen[bytes], folder: Path) -> None:
-        _send(process, dataclasses.asdict(self.settings) | {"head": self._served, "folder": str(folder)})
+        served = list(self._served.copy().items())
+        _send(process, dataclasses.asdict(self.settings) | {"served": served, "folder": str(folder)})
         while not self._stopping.is_set() and process.poll() is None:
-            while not self._outcomes.empty():
-                _send(process, {"outcome": self._outcomes.get()})
+            while not self._news.empty():
+                _send(process, self._news.get())
             try:
                 window = self.tap.windows.get(timeout=0.2)
             except queue.Empty:
                 continue
+            if self.places is not None and window.place not in self.places:
+                continue  # it was lost, and the process has been told or will be behind this
             data = window.rows.contiguous().view(torch.uint8).numpy().tobytes()
             message = {
                 "token_ids": window.token_ids,
                 "first_counted": window.first_counted,
                 "held_back": window.is_held_back,
+                "place": window.place,
                 "num_bytes": len(data),
             }
             _send(process, message, data)
@@ -186,13 +205,18 @@ class Learner:
             self.log.info("learner: the head in training is not tried out: %s", report["refused"])
             self.record.count_head("refused", str(report["refused"]))
         elif "candidate" in report:
-            self._try_out(str(report["candidate"]), report)
+            self._try_out(str(report["candidate"]), int(report["place"]), report)
 
-    def _try_out(self, folder: str, report: dict[str, Any]) -> None:
+    def _lose(self, place: int, salt: str) -> None:
+        self.loader.forget(salt)
+        self._served.pop(place, None)
+        self._news.put({"lost": place})
+
+    def _try_out(self, folder: str, place: int, report: dict[str, Any]) -> None:
         def decided(result: TrialResult) -> None:
             outcome = "taken" if result.is_kept else "rolled_back"
             if result.is_kept:
-                self._served = folder
+                self._served[place] = folder
             self.log.info(
                 "learner: %s is %s: %.2f draft tokens accepted a round, %.2f before",
                 Path(folder).name,
@@ -201,14 +225,16 @@ class Learner:
                 result.previous.mean,
             )
             self.record.count_head(outcome)
-            self._outcomes.put(outcome)
+            self._news.put({"outcome": outcome, "candidate": folder})
 
+        places = self.places
+        salt = no_salt if places is None else lambda: places.salt_of(place)
         try:
-            info = self.load(folder, decided)
+            info = self.loader.load(folder, decided, salt)
         except OutriderError as error:
             self.log.warning("learner: %s cannot be used: %s", folder, error)
             self.record.count_head("refused", error.message)
-            self._outcomes.put("refused")
+            self._news.put({"outcome": "refused", "candidate": folder})
             return
         self.log.info(
             "learner: version %d is tried out: %.2f tokens a round expected, %.2f before, after %d tokens",

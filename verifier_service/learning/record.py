@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from statistics import fmean
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -22,7 +22,8 @@ class LearningRecord:
         self._now = Learning()
         self._tokens = Counter(
             "outrider:learner_tokens",
-            "Output tokens of ended sessions: taken to learn from, dropped as the learner was behind, or private.",
+            "Output tokens of ended sessions: taken to learn from, dropped as the learner was behind or had no place "
+            "for their salt, or private.",
             ["outcome"],
             registry=registry,
         )
@@ -39,9 +40,23 @@ class LearningRecord:
             registry=registry,
         )
 
+        self._salts = Gauge(
+            "outrider:learner_salts",
+            "Cache salts whose text is learned from apart, and those of them that a learned head drafts for.",
+            ["have"],
+            registry=registry,
+        )
+        self._num_salts = self._num_salt_heads = _none
+
     @property
     def now(self) -> Learning:
-        return self._now
+        return dataclasses.replace(self._now, num_salts=self._num_salts(), num_salt_heads=self._num_salt_heads())
+
+    def watch_salts(self, num_salts: Callable[[], int], num_heads: Callable[[], int]) -> None:
+        """Reports these numbers from now on, whoever asks from any thread."""
+        self._num_salts, self._num_salt_heads = num_salts, num_heads
+        self._salts.labels("text").set_function(num_salts)
+        self._salts.labels("head").set_function(num_heads)
 
     def count_tokens(self, outcome: str, num_tokens: int) -> None:
         """outcome: taken, dropped or private."""
@@ -69,3 +84,7 @@ class LearningRecord:
     def _add(self, name: str, number: int) -> None:
         with self._lock:
             self._now = dataclasses.replace(self._now, **{name: getattr(self._now, name) + number})
+
+
+def _none() -> int:
+    return 0

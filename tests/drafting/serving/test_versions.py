@@ -26,8 +26,9 @@ def of_nearest() -> NgramMethod:
     return NgramMethod(prompt_lookup_min=1, prompt_lookup_max=1)
 
 
-def opened(method: VersionedMethod) -> DraftSession:
-    spec = SessionSpec("s", 1, PROMPT, (), SamplingParams(temperature=0.0), SpeculationMode.EXACT, 0)
+def opened(method: VersionedMethod, salt: str = "") -> DraftSession:
+    params = SamplingParams(temperature=0.0)
+    spec = SessionSpec("s", 1, PROMPT, (), params, SpeculationMode.EXACT, 0, cache_salt=salt)
     session = DraftSession(spec, list(PROMPT), lambda _reply: None)
     method.open(session)
     session.report(DraftStep(1, 0, (), 1))
@@ -59,12 +60,12 @@ def test_a_version_goes_with_its_last_session() -> None:
     method = VersionedMethod(of_longest())
     sessions = [opened(method), opened(method)]
     method.swap(of_nearest())
-    assert method.num_kept == 2
+    assert method.num_older == 1
     method.close(sessions[0])
-    assert method.num_kept == 2
+    assert method.num_older == 1
     method.close(sessions[1])
     method.close(sessions[1])
-    assert method.num_kept == 1
+    assert method.num_older == 0
     assert method.info.version == 2
 
 
@@ -173,5 +174,56 @@ def test_another_version_ends_a_trial() -> None:
         assert trial.method.info.version == 3
 
 
-def test_a_version_on_trial_and_the_one_before_stay_in_memory() -> None:
-    assert Trial().method.num_kept == 2
+def test_neither_a_version_on_trial_nor_the_one_before_is_an_older_one() -> None:
+    trial = Trial()
+    sessions = [opened(trial.method) for _ in range(8)]
+    assert [trial.drafted_by_newest(session) for session in sessions].count(False) == 2
+    assert trial.method.num_older == 0
+    trial.method.swap(of_longest())
+    assert trial.method.num_older == 2
+
+
+def test_a_salts_versions_draft_for_no_other_session() -> None:
+    method, results = VersionedMethod(of_longest()), list[TrialResult]()
+    before = opened(method, "mine")
+    info = method.try_out(of_nearest(), results.append, "mine")
+    assert (info.version, method.info.version) == (2, 1)
+    mine = [opened(method, "mine") for _ in range(8)]
+    others = [opened(method, salt) for salt in ("", "other") for _ in range(8)]
+    assert drafts(method, [before, *mine, *others]) == [LONGEST, *([NEAREST] * 3 + [LONGEST]) * 2, *[LONGEST] * 16]
+    for session in others:
+        method.observe(session, 9)
+    assert not results
+    method.forget("mine")
+    assert [result.is_kept for result in results] == [False]
+    assert (results[0].newest.count, results[0].previous.count) == (0, 0)
+    assert drafts(method, [opened(method, "mine"), *mine]) == [LONGEST, *([NEAREST] * 3 + [LONGEST]) * 2]
+
+
+def test_each_salts_version_is_judged_by_its_own_sessions() -> None:
+    method, kept = VersionedMethod(of_longest()), dict[str, bool]()
+    for salt in ("good", "bad"):
+        method.try_out(of_nearest(), lambda result, salt=salt: kept.update({salt: result.is_kept}), salt)  # type: ignore[misc]
+    for number in range(300):
+        for salt in ("good", "bad"):
+            session = opened(method, salt)
+            is_newest = drafts(method, [session]) == [NEAREST]
+            method.observe(session, (2 if is_newest == (salt == "good") else 0) + number % 3)
+            method.close(session)
+    assert kept == {"good": True, "bad": False}
+    assert drafts(method, [opened(method, "good"), opened(method, "bad"), opened(method)]) == [
+        NEAREST,
+        LONGEST,
+        LONGEST,
+    ]
+    assert method.info.version == 1
+
+
+def test_a_failing_version_of_a_salt_ends_no_other_trial() -> None:
+    method, results = VersionedMethod(of_longest()), list[TrialResult]()
+    method.try_out(Failing(prompt_lookup_min=1, prompt_lookup_max=1), results.append, "broken")
+    method.try_out(of_nearest(), lambda _: pytest.fail("it did not fail"), "sound")
+    with pytest.raises(RuntimeError, match="wrong shape"):
+        drafts(method, [opened(method, "sound"), opened(method, "broken")])
+    assert [result.is_kept for result in results] == [False]
+    assert drafts(method, [opened(method, "broken")]) == [LONGEST]

@@ -44,9 +44,12 @@ def learning_of(*run_dir: str) -> dict[str, Any]:
     return learning
 
 
-def learner_pid() -> int:
-    found = subprocess.run(["pgrep", "-f", "outrider.training.learner"], capture_output=True, text=True, check=True)
-    return int(found.stdout.split()[-1])
+def learner_pid(run_dir: Path) -> int:
+    """Of the stack in the folder: others may run beside."""
+    verifier = str(json.loads((run_dir / "stack.json").read_text())["pids"]["verifier"])
+    command = ["pgrep", "-P", verifier, "-f", "outrider.training.learner"]
+    [pid] = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    return int(pid)
 
 
 @pytest.mark.timeout(600)
@@ -75,7 +78,7 @@ def test_a_damaged_head_is_mended_by_what_it_serves(tmp_path: Path) -> None:
         assert kept
         assert recognise(kept[-1]) == "eagle3"
         assert not [path for path in kept[-1].iterdir() if path.suffix not in (".json", ".safetensors")]
-        os.kill(learner_pid(), signal.SIGKILL)
+        os.kill(learner_pid(tmp_path / "run"), signal.SIGKILL)
         assert [answer(url, number) for number in range(4)] == expected
         answer(url, 5, cache_salt="mine")
         answer(url, 6, speculation={"method": "eagle3", "learn": False})
@@ -87,9 +90,55 @@ def test_a_damaged_head_is_mended_by_what_it_serves(tmp_path: Path) -> None:
         outrider("down", *run_dir)
 
 
+@pytest.mark.timeout(900)
+def test_each_salt_mends_the_head_for_itself(tmp_path: Path) -> None:
+    """Two tenants, and requests without a salt, whose head stays damaged; every answer is as without drafts."""
+    head, salts = with_noise(MODELS / "demo-eagle3", tmp_path / "damaged", 0.6), ("salt-of-alpha", "salt-of-beta")
+    port, run_dir = server_port(), ("--run-dir", str(tmp_path / "run"))
+    options = ("--learn", "per-salt", "--learn-share", "1.0", *run_dir)
+    up = outrider(
+        *("up", "--detach", "--draft-model", str(head), "--port", str(port), *options),
+        OUTRIDER_LEARN_CYCLE_TOKENS="3000",
+    )
+    assert up.returncode == 0, up.stderr
+    try:
+        url = f"http://127.0.0.1:{port}"
+        expected = [answer(url, number, speculation={"method": "off"}) for number in range(4)]
+        deadline, number = time.monotonic() + 700, 0
+
+        def ask(each: int) -> None:
+            answer(url, each, cache_salt=salts[each % 2], max_tokens=40)
+
+        def learning() -> dict[str, Any]:
+            fleet = httpx.get(f"{url}/fleet", timeout=30).raise_for_status().json()
+            return dict(fleet["verifiers"][0]["learning"])
+
+        with ThreadPoolExecutor(4) as threads:
+            while learning()["num_salt_heads"] < 2:
+                assert time.monotonic() < deadline, learning()
+                list(threads.map(ask, range(number, number + 32)))
+                number += 32
+        assert learning()["num_salts"] == 2
+        assert learning()["num_taken"] >= 2
+        for changes in ({}, *({"cache_salt": salt} for salt in salts)):
+            assert [answer(url, number, **changes) for number in range(4)] == expected
+        os.kill(learner_pid(tmp_path / "run"), signal.SIGKILL)
+        assert [answer(url, number, cache_salt=salts[0]) for number in range(4)] == expected
+        assert learning()["num_salt_heads"] == 2
+        status = " ".join(outrider("status", *run_dir).stdout.split())
+        assert "2 salts learned from apart, 2 with a head of their own" in status
+        said = [status, json.dumps(learning()), httpx.get(f"{url}/metrics", timeout=30).text]
+        said += [path.read_text() for path in (tmp_path / "run").glob("*.log")]
+        assert not [salt for salt in salts for text in said if salt in text]
+    finally:
+        outrider("down", *run_dir)
+
+
 def test_what_cannot_learn_is_refused_before_anything_starts(tmp_path: Path) -> None:
     run_dir = ("--run-dir", str(tmp_path / "run"))
     for words, message in (
+        (("--draft-model", str(MODELS / "demo-eagle3"), "--learn", "per-salt", "--learn-checkpoints", "v"), "per-salt"),
+        (("--draft-model", str(MODELS / "demo-eagle3"), "--learn", "per-tenant"), "per-salt"),
         (("--draft-model", str(MODELS / "demo-draft")), "needs one head that can be trained further"),
         (("--draft-model", ""), "needs one head that can be trained further"),
         (("--draft-model", str(MODELS / "demo-eagle3"), "--allow-draft-loading"), "--allow-draft-loading"),

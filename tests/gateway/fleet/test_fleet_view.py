@@ -37,7 +37,9 @@ VERIFIER = VerifierInfo(
     local_methods=(DraftMethodInfo("suffix"),),
     numerics="bfloat16/cpu/cpu/tp1/00",
     target_version=2,
-    learning=Learning(num_tokens=20_000, num_taken=1, tokens_before=1.5, tokens_after=1.75, refusal="it loses"),
+    learning=Learning(
+        20_000, num_taken=1, tokens_before=1.5, tokens_after=1.75, refusal="it loses", num_salts=3, num_salt_heads=2
+    ),
 )
 METHODS = (DraftMethodInfo("draft_model", "demo-draft"), DraftMethodInfo("ngram"))
 DRAFTER = DrafterInfo("1.2.3", METHODS, noise_version=1, num_sessions=2, max_sessions=64)
@@ -82,6 +84,8 @@ async def test_members_that_answer(channel: grpc.aio.Channel) -> None:
                     "tokens_before": 1.5,
                     "tokens_after": 1.75,
                     "refusal": "it loses",
+                    "num_salts": 3,
+                    "num_salt_heads": 2,
                 },
             }
         ],

@@ -25,11 +25,14 @@ from outrider.training.heads.registry import TRAINED_FURTHER, load_objective
 from outrider.training.learner import learner as learner_file
 from outrider.training.learner.inbox import Inbox
 from outrider.training.learner.learner import HeadLearner
+from outrider.training.learner.windows import Texts, Window
 from tests.grid.heads import save_random_head
 from tests.training.tiny import write_target
 
 LENGTH = 40
 CYCLE_TOKENS = 3000
+# The target's forward is for one thread at a time.
+FORWARD = threading.Lock()
 
 
 class Stream(io.RawIOBase):
@@ -68,6 +71,7 @@ class Learning:
     target: FrozenTarget
     folder: Path
     kind: str = "eagle3"
+    served: list[tuple[int, str]] = field(default_factory=list)
     stream: Stream = field(default_factory=Stream)
     reports: list[dict[str, Any]] = field(default_factory=list)
 
@@ -79,7 +83,7 @@ class Learning:
         self.folder.mkdir(exist_ok=True)
         names = {"head": str(head), "target": str(self.target.path), "folder": str(self.folder)}
         numbers = {"share": 1.0, "cycle_tokens": CYCLE_TOKENS, "buffer_mb": 64, "hidden_size": self.target.hidden_size}
-        self.stream.put(names | numbers | {"dtype": "float32"})
+        self.stream.put(names | numbers | {"dtype": "float32", "served": self.served})
         inbox = Inbox(io.BufferedReader(self.stream))
         self.learner = HeadLearner(inbox, self.reports.append)
         inbox.start()
@@ -87,19 +91,22 @@ class Learning:
         self.thread.start()
         return self.learner
 
-    def feed(self, num_windows: int, seed: int, *, held_back: bool = False, poison: bool = False) -> None:
-        """Windows of rows that repeat a short phrase of few tokens, as the target sees them."""
+    def feed(
+        self, num_windows: int, seed: int, *, held_back: bool = False, poison: bool = False, place: int = 0
+    ) -> None:
+        """Windows of rows that repeat a short phrase of few tokens, as the target sees them; others in each place."""
         layers = (*self.learner._objective.feature_layers, self.target.num_layers)
         rng = np.random.default_rng(seed)
-        phrases = rng.integers(0, 8, (num_windows, 4))
+        phrases = rng.integers(8 * place, 8 * place + 8, (num_windows, 4))
         token_ids = torch.from_numpy(np.tile(phrases, (1, LENGTH // 4)))
-        rows = self.target.view(token_ids, tuple(dict.fromkeys(layers))).features
+        with FORWARD:
+            rows = self.target.view(token_ids, tuple(dict.fromkeys(layers))).features
         if poison:
             rows = rows * float("nan")
         for ids, data in zip(token_ids, rows, strict=True):
             raw = data.contiguous().numpy().tobytes()
-            message = {"token_ids": ids.tolist(), "first_counted": 4, "held_back": held_back, "num_bytes": len(raw)}
-            self.stream.put(message, raw)
+            message = {"token_ids": ids.tolist(), "first_counted": 4, "held_back": held_back, "place": place}
+            self.stream.put(message | {"num_bytes": len(raw)}, raw)
 
     def wait(self, num_reports: int) -> dict[str, Any]:
         deadline = time.monotonic() + 120
@@ -117,6 +124,9 @@ class Learning:
     def cycle(self, seed: int, num_reports: int, *, poison: bool = False) -> dict[str, Any]:
         self.feed(100, seed, poison=poison)
         return self.wait(num_reports)
+
+    def tell(self, outcome: str, report: dict[str, Any]) -> None:
+        self.stream.put({"outcome": outcome, "candidate": report["candidate"]})
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +156,7 @@ def test_it_offers_a_head_that_drafts_better_and_goes_on_from_it(learning: Learn
     written = load_objective(Path(first["candidate"]), weights).head.state_dict()
     for name, tensor in learning.learner._objective.head.state_dict().items():
         torch.testing.assert_close(written[name], tensor, rtol=1e-2, atol=1e-4)
-    learning.stream.put({"outcome": "taken"})
+    learning.tell("taken", first)
     second = learning.cycle(3, 2)
     assert second["before"] == pytest.approx(first["after"])
 
@@ -155,24 +165,25 @@ def test_a_head_that_is_rolled_back_leaves_no_trace(learning: Learning) -> None:
     learning.start()
     before = learning.learner._state()
     learning.feed(24, seed=1, held_back=True)
-    candidate = Path(learning.cycle(2, 1)["candidate"])
+    first = learning.cycle(2, 1)
+    candidate = Path(first["candidate"])
     assert candidate.exists()
-    learning.stream.put({"outcome": "rolled_back"})
+    learning.tell("rolled_back", first)
     deadline = time.monotonic() + 30
     while candidate.exists():
         assert time.monotonic() < deadline
         time.sleep(0.02)
     second = learning.cycle(2, 2)
     assert second["before"] == pytest.approx(learning.reports[0]["before"])
-    assert set(before) == set(learning.learner._served)
-    assert all(torch.equal(before[name], learning.learner._served[name]) for name in before)
+    served = learning.learner._heads[0].served
+    assert set(before) == set(served)
+    assert all(torch.equal(before[name], served[name]) for name in before)
 
 
 def test_a_learning_rate_that_ruins_the_head_is_refused(learning: Learning, monkeypatch: pytest.MonkeyPatch) -> None:
     learning.start()
     learning.feed(24, seed=1, held_back=True)
-    assert "candidate" in learning.cycle(2, 1)
-    learning.stream.put({"outcome": "taken"})
+    learning.tell("taken", learning.cycle(2, 1))
     monkeypatch.setattr(learner_file, "_LR", 3.0)
     ruined = learning.cycle(3, 2)
     assert "gains" in ruined["refused"] or "not finite" in ruined["refused"], ruined
@@ -224,8 +235,9 @@ def test_a_version_of_an_earlier_process_is_judged_before_it_is_offered(learning
 
 def test_only_the_newest_versions_are_kept(learning: Learning) -> None:
     learner = learning.start()
+    head = learner._begin(0, Texts(1 << 20))
     for _ in range(5):
-        learner._write()
+        learner._write(head)
     assert sorted(path.name for path in learning.folder.iterdir()) == ["version-3", "version-4", "version-5"]
 
 
@@ -233,3 +245,108 @@ def test_what_cannot_be_trained_further_is_refused(target: FrozenTarget, tmp_pat
     weights = load_target_weights(target.path, torch.float32)
     with pytest.raises(CheckpointRefused):
         load_objective(tmp_path, weights)
+
+
+@dataclass
+class Places:
+    """A learner with two places, whose tokens are others; by turn, what it trained on and the weights it began with."""
+
+    learning: Learning
+    trained_on: list[set[int]]
+    begun_with: list[dict[str, torch.Tensor]]
+
+    def feed(self, place: int, num_windows: int = 100, seed: int = 2) -> None:
+        self.learning.feed(24, seed=1, held_back=True, place=place)
+        self.learning.feed(num_windows, seed, place=place)
+
+    def head(self, place: int) -> dict[str, torch.Tensor]:
+        return self.learning.learner._heads[place].served
+
+
+@pytest.fixture
+def places(learning: Learning, monkeypatch: pytest.MonkeyPatch) -> Places:
+    train, trained_on, begun_with = HeadLearner._train, list[set[int]](), list[dict[str, torch.Tensor]]()
+
+    def noting(learner: HeadLearner, new: list[Window], older: list[Window]) -> int:
+        trained_on.append({token for window in (*new, *older) for token in window.token_ids.tolist()})
+        begun_with.append(learner._state())
+        return train(learner, new, older)
+
+    monkeypatch.setattr(HeadLearner, "_train", noting)
+    learning.start()
+    return Places(learning, trained_on, begun_with)
+
+
+def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_each_place_has_a_head_that_learned_from_its_texts_alone(places: Places) -> None:
+    learning = places.learning
+    places.feed(1)
+    first = learning.wait(1)
+    assert first["place"] == 1
+    places.feed(2)  # while the first is on trial
+    second = learning.wait(2)
+    assert second["place"] == 2
+    assert places.trained_on == [set(range(8, 16)), set(range(16, 24))]
+    learning.tell("taken", first)
+    learning.tell("rolled_back", second)
+    learning.feed(100, seed=3, place=1)
+    third = learning.wait(3)
+    assert third["before"] == pytest.approx(first["after"])
+    learning.feed(100, seed=3, place=2)
+    fourth = learning.wait(4)
+    assert fourth["before"] == pytest.approx(second["before"])
+    assert places.trained_on[2:] == [set(range(8, 16)), set(range(16, 24))]
+    assert Path(first["candidate"]).parent.name == "place-1"
+    base = learning.learner._first
+    assert not same(places.head(1), base)
+    assert same(places.head(2), base)
+    assert [same(weights, base) for weights in places.begun_with] == [True, True, False, True]
+    assert same(places.begun_with[2], places.head(1))
+
+
+def test_a_place_with_much_text_does_not_starve_another(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Place 1 has three cycles' text whenever a turn ends, place 2 one."""
+    monkeypatch.setattr(learner_file, "_LR", 1e-7)  # refused each time, so that no trial holds a place up
+    learning, train = places.learning, HeadLearner._train
+
+    def busy(learner: HeadLearner, new: list[Window], older: list[Window]) -> int:
+        if len(places.trained_on) < 4:
+            learning.feed(300, seed=3, place=1)
+            time.sleep(0.3)  # it is read beside
+        return train(learner, new, older)
+
+    monkeypatch.setattr(HeadLearner, "_train", busy)
+    places.feed(1, 300)
+    learning.wait(1)
+    places.feed(2)
+    learning.wait(4)
+    assert [min(tokens) // 8 for tokens in places.trained_on[:4]].count(2) >= 1
+
+
+def test_what_belongs_to_a_lost_place_is_gone(places: Places) -> None:
+    learning = places.learning
+    places.feed(1)
+    folder = Path(learning.wait(1)["candidate"]).parent
+    learning.stream.put({"lost": 1})
+    deadline = time.monotonic() + 30
+    while folder.exists() or 1 in learning.learner._heads:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert not learning.learner._inbox.texts
+
+
+def test_a_place_goes_on_from_the_head_that_serves_after_a_new_start(places: Places) -> None:
+    learning = places.learning
+    places.feed(1)
+    first = learning.wait(1)
+    again = Learning(learning.target, learning.folder, served=[(1, first["candidate"])])
+    again.start()
+    again.feed(24, seed=1, held_back=True, place=1)
+    again.feed(100, seed=3, place=1)
+    report = again.wait(1)
+    assert report["num_tokens"] >= CYCLE_TOKENS  # what serves is not offered again
+    assert report["before"]["greedy"] == pytest.approx(first["after"]["greedy"], rel=0.02)  # it is in bfloat16
+    again.end()

@@ -80,9 +80,14 @@ def prompt_of(key: int) -> tuple[int, ...]:
     return tuple(3 + (key * 7 + place * place) % (LAW_VOCAB_SIZE - 3) for place in range(20 + 31 * key))
 
 
-def decode(pool: Pool, params: SamplingParams, local: LocalDrafts | None) -> list[Session]:
+def decode(
+    pool: Pool, params: SamplingParams, local: LocalDrafts | None, salts: Sequence[str] = ("",)
+) -> list[Session]:
     specs = [
-        SessionSpec(f"s{key}", 0, prompt_of(key), (), params, SpeculationMode.EXACT, stream_key=key) for key in range(5)
+        SessionSpec(
+            *(f"s{key}", 0, prompt_of(key), (), params, SpeculationMode.EXACT, key), cache_salt=salts[key % len(salts)]
+        )
+        for key in range(5)
     ]
     sessions = [Session(spec, None, 0, 7, local=local) for spec in specs]
     Driver(pool).run(sessions)
@@ -102,7 +107,7 @@ def test_a_swap_before_every_round_changes_no_token(
     def swap_and_draft(sessions: Sequence[object]) -> float:
         nonlocal waiting
         waiting = method.swap(waiting)
-        kept.append(method.num_kept)
+        kept.append(method.num_older)
         return draft(sessions)  # type: ignore[arg-type]
 
     monkeypatch.setattr(pool.engine._local, "draft", swap_and_draft)
@@ -115,9 +120,38 @@ def test_a_swap_before_every_round_changes_no_token(
         pool.engine.check_integrity()
     finally:
         pool.engine.stop()
-    assert max(kept) == 2
-    assert method.num_kept == 1
+    assert max(kept) == 1
+    assert method.num_older == 0
     assert method.info.version == 1 + len(kept)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_swaps_of_all_salts_before_every_round_change_no_token(
+    pools: Pools, drafts: Drafts, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    method, salts = versioned(pools, drafts.first[kind]), ("a", "b", "")
+    waiting = {salt: [plain(pools, folder[kind]) for folder in (drafts.first, drafts.other)] for salt in ("a", "b")}
+    pool = pools.start(CHUNKS["chunk16"], ROOMY_BLOCKS, {kind: method})
+    draft, versions = pool.engine._local.draft, list[int]()
+
+    def swap_and_draft(sessions: Sequence[object]) -> float:
+        for salt, heads in waiting.items():
+            heads.reverse()
+            versions.append(method.try_out(heads[0], lambda _: None, salt).version)
+        return draft(sessions)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(pool.engine._local, "draft", swap_and_draft)
+    try:
+        for params in (GREEDY, SAMPLED):
+            expected = decode(pool, params, None, salts)
+            found = decode(pool, params, LocalDrafts(kind, 4), salts)
+            assert [session.output for session in found] == [session.output for session in expected]
+            assert sum(session.num_draft_tokens for session in found) > 40
+        pool.engine.check_integrity()
+    finally:
+        pool.engine.stop()
+    assert versions == list(range(2, 2 + len(versions)))
+    assert method.info.version == 1
 
 
 class Restless(VersionedMethod):

@@ -18,6 +18,7 @@ from outrider.shared.messages import SessionSpec
 from outrider.shared.request_params import Speculation
 from outrider.shared.sampling_params import SamplingParams, SpeculationMode
 from outrider.verifier_service.engine import VerifierEngine
+from outrider.verifier_service.learning.places import SaltPlaces
 from outrider.verifier_service.learning.tap import Tap, TappedWindow, is_held_back, may_learn_from
 from tests.verifier_service.engine_client import PROMPT, generate, make_spec, prompt_of, running_engine
 
@@ -104,6 +105,48 @@ def test_who_is_learned_from(tapped: Tapped, spec: SessionSpec, is_taken: bool |
     assert bool(tapped.serve(spec)) is bool(is_taken)
     assert list(tapped.counts) == ([] if is_taken is None else ["taken" if is_taken else "private"])
     assert may_learn_from(spec) is (is_taken is not False)
+
+
+@pytest.fixture
+def tapped_per_salt(loaded: LoadedModel, certificate: Certificate) -> Iterator[Tapped]:
+    counts: Counter[str] = Counter()
+    places = SaltPlaces(2, 1000)
+    with running_engine(loaded, certificate) as engine:
+        tap = engine.tap_for(LAYERS, lambda name, number: counts.update({name: number}), places)
+        yield Tapped(engine, tap, counts)
+
+
+@pytest.mark.parametrize(
+    ("spec", "outcome"),
+    [
+        (make_spec(PROMPT, GREEDY, cache_salt="tenant"), "taken"),
+        (make_spec(PROMPT, SEEDED, cache_salt="tenant"), "taken"),
+        (make_spec(PROMPT, GREEDY), "private"),
+        (make_spec(PROMPT, SEEDED, REJECTION, cache_salt="tenant"), "private"),
+        (replace(make_spec(PROMPT, GREEDY, cache_salt="tenant"), speculation=Speculation(learn=False)), "private"),
+    ],
+)
+def test_who_is_learned_from_where_each_salt_has_a_head(
+    tapped_per_salt: Tapped, spec: SessionSpec, outcome: str
+) -> None:
+    windows = tapped_per_salt.serve(spec)
+    assert tapped_per_salt.counts == {outcome: 39}
+    assert [window.place for window in windows] == ([1] if outcome == "taken" else [])
+    assert may_learn_from(spec, per_salt=True) is (outcome == "taken")
+
+
+def test_windows_of_a_salt_are_of_its_sessions_alone(tapped_per_salt: Tapped) -> None:
+    prompts = {salt: prompt_of(seed) for seed, salt in enumerate(("first", "second", "third"))}
+    served = {
+        salt: [window for _ in range(2) for window in tapped_per_salt.serve(make_spec(prompt, GREEDY, cache_salt=salt))]
+        for salt, prompt in prompts.items()
+    }
+    for place, salt in enumerate(("first", "second"), start=1):
+        assert [window.place for window in served[salt]] == [place] * 2
+        for window in served[salt]:
+            assert window.token_ids[: len(prompts[salt])] == prompts[salt]
+    assert served["third"] == []  # there are two places
+    assert tapped_per_salt.counts == {"taken": 4 * 39, "dropped": 2 * 39}
 
 
 def test_one_session_in_ten_is_held_back_whoever_asks(tapped: Tapped) -> None:
