@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -25,14 +24,10 @@ from typing import Any
 import httpx
 from matplotlib.figure import Figure
 
+from benchmarks.arms import add_options, arm_stack, ask, say_whether_same, text_of
 from benchmarks.records import save_rows
 from benchmarks.screen import console, say, table
-from outrider.client.stack.commands import StackSettings
-from outrider.client.stack.local_models import with_folders
-from outrider.client.stack.processes import Stack, free_port
 
-# seconds; one answer on a slow CPU
-_TIMEOUT_S = 600.0
 # prompts of each kind whose answers are compared between arms
 _NUM_COMPARED = 8
 # windows; the end of a phase by which it is judged
@@ -81,10 +76,8 @@ def main() -> None:
     parser.add_argument("--window", type=float, default=30.0, help="seconds")
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--max-tokens", type=int, default=200)
-    parser.add_argument("--method", default="eagle3")
-    parser.add_argument("--num-speculative-tokens", type=int, default=3)
     parser.add_argument("--plot", type=Path)
+    add_options(parser)
     arguments = parser.parse_args()
     prompts = [
         [json.loads(line) for line in path.read_text().splitlines()] for path in (arguments.before, arguments.after)
@@ -97,7 +90,7 @@ def main() -> None:
         _run(arm, prompts, arguments)
     _print(arms)
     same = all(arm.answers == arms[0].answers for arm in arms)
-    console.print(f"the arms' answers are the same bytes: {'yes' if same else 'NO'}")
+    say_whether_same(same)
     save_rows("learning", [_row(arm, arguments) for arm in arms])
     if arguments.plot:
         _draw(arms, arguments.plot)
@@ -106,30 +99,15 @@ def main() -> None:
 
 def _run(arm: Arm, prompts: Sequence[Sequence[dict[str, Any]]], arguments: argparse.Namespace) -> None:
     learn = ("--learn", "shared", "--learn-share", str(arm.share)) if arm.share else ()
-    settings = with_folders(
-        StackSettings(
-            model=arguments.model,
-            draft_model=arm.head,
-            port=free_port(),
-            grpc_port=free_port(),
-            num_drafters=0,
-            verifier_args=learn,
-        ),
-        say,
-    )
     before_s, after_s = (60 * minutes for minutes in arguments.minutes)
     before, after = prompts
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        Stack(settings, Path(folder), lambda _: None) as state,
-        httpx.Client(base_url=state.url, timeout=_TIMEOUT_S) as client,
-    ):
+    with arm_stack(arguments.model, arm.head, learn) as client:
         began = time.monotonic()
         phases = zip(_PHASES, (before, after, before), (before_s, after_s, before_s), strict=True)
         for phase, texts, seconds in phases:
             _serve(arm, client, phase, texts, seconds, began, arguments)
         compared = [*before[:_NUM_COMPARED], *after[:_NUM_COMPARED]]
-        arm.answers = [_text(_ask(client, prompt, arguments, temperature=0.0)) for prompt in compared]
+        arm.answers = [text_of(ask(client, prompt, arguments, temperature=0.0)) for prompt in compared]
         arm.learning = client.get("/fleet").raise_for_status().json()["verifiers"][0]["learning"]
 
 
@@ -152,7 +130,7 @@ def _serve(
         while time.monotonic() < until:
             with lock:
                 prompt = next(waiting)
-            answer = _ask(client, prompt, arguments, temperature=arguments.temperature)
+            answer = ask(client, prompt, arguments, temperature=arguments.temperature)
             drafted = answer["metrics"]["speculative_decoding"]
             numbers = (drafted["num_spec_steps"], drafted["num_accepted_draft_tokens"])
             with lock:
@@ -172,21 +150,6 @@ def _serve(
             rate = sum(each[1] for each in here) / arguments.window
             arm.windows.append(Window(phase, first - began, rate, 1 + accepted / rounds))
             say(f"{arm.name}, {phase}, {first - began:.0f} s: {rate:.0f} tokens/s, {1 + accepted / rounds:.2f} a round")
-
-
-def _ask(
-    client: httpx.Client, prompt: dict[str, Any], arguments: argparse.Namespace, *, temperature: float
-) -> dict[str, Any]:
-    speculation = {"method": arguments.method, "num_speculative_tokens": arguments.num_speculative_tokens}
-    common = {"max_tokens": arguments.max_tokens, "temperature": temperature, "speculation": speculation}
-    path = "/v1/chat/completions" if "messages" in prompt else "/v1/completions"
-    answer: dict[str, Any] = client.post(path, json={**prompt, **common}).raise_for_status().json()
-    return answer
-
-
-def _text(answer: dict[str, Any]) -> str:
-    choice = answer["choices"][0]
-    return str(choice["text"] if "text" in choice else choice["message"]["content"])
 
 
 def _time_to_gain(arm: Arm, off: Arm) -> float | None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,14 +21,9 @@ from typing import Any
 
 import httpx
 
+from benchmarks.arms import add_options, arm_stack, ask, say_whether_same, text_of
 from benchmarks.records import save_rows
 from benchmarks.screen import console, say, table
-from outrider.client.stack.commands import StackSettings
-from outrider.client.stack.local_models import with_folders
-from outrider.client.stack.processes import Stack, free_port
-
-# seconds; one answer on a slow CPU
-_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True)
@@ -67,9 +61,7 @@ def main() -> None:
     parser.add_argument("--traffic", action="append", required=True, metavar="KIND=FILE")
     parser.add_argument("--requests", type=int, default=60, help="of each kind")
     parser.add_argument("--learned", type=int, default=4000, help="tokens")
-    parser.add_argument("--max-tokens", type=int, default=200)
-    parser.add_argument("--method", default="eagle3")
-    parser.add_argument("--num-speculative-tokens", type=int, default=3)
+    add_options(parser)
     arguments = parser.parse_args()
     traffic = {}
     for entry in arguments.traffic:
@@ -82,40 +74,24 @@ def main() -> None:
     _print(arms, traffic, arguments.learned)
     texts = [{kind: [answer.text for answer in found] for kind, found in arm.answers.items()} for arm in arms]
     same = all(found == texts[0] for found in texts)
-    console.print(f"the arms' answers are the same bytes: {'yes' if same else 'NO'}")
+    say_whether_same(same)
     save_rows("several_heads", [_row(arm, kind, arguments) for arm in arms for kind in traffic])
     raise SystemExit(0 if same else 1)
 
 
 def _run(arm: Arm, traffic: Mapping[str, Sequence[dict[str, Any]]], arguments: argparse.Namespace) -> None:
-    settings = with_folders(
-        StackSettings(
-            model=arguments.model,
-            draft_model=arm.draft_model,
-            port=free_port(),
-            grpc_port=free_port(),
-            num_drafters=0,
-        ),
-        say,
-    )
-    speculation = {"method": arguments.method, "num_speculative_tokens": arguments.num_speculative_tokens}
-    common = {"max_tokens": arguments.max_tokens, "temperature": 0.0, "speculation": speculation}
+    def stream(client: httpx.Client, kind: str) -> None:
+        for prompt in traffic[kind]:
+            arm.answers[kind].append(_answer(ask(client, prompt, arguments, temperature=0.0, cache_salt=kind)))
 
-    def stream(url: str, kind: str) -> None:
-        with httpx.Client(base_url=url, timeout=_TIMEOUT_S) as client:
-            for prompt in traffic[kind]:
-                path = "/v1/chat/completions" if "messages" in prompt else "/v1/completions"
-                body = {**prompt, **common, "cache_salt": kind}
-                arm.answers[kind].append(_answer(client.post(path, json=body).raise_for_status().json()))
-
-    with tempfile.TemporaryDirectory() as folder, Stack(settings, Path(folder), lambda _: None) as state:
+    with arm_stack(arguments.model, arm.draft_model) as client:
         arm.answers = {kind: [] for kind in traffic}
-        threads = [threading.Thread(target=stream, args=(state.url, kind)) for kind in traffic]
+        threads = [threading.Thread(target=stream, args=(client, kind)) for kind in traffic]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        fleet = httpx.get(f"{state.url}/fleet").raise_for_status().json()
+        fleet = client.get("/fleet").raise_for_status().json()
     for method in fleet["verifiers"][0]["methods"]:
         for head in method["heads"]:
             say(f"{head['name']}: {head['num_sessions']} sessions")
@@ -124,9 +100,9 @@ def _run(arm: Arm, traffic: Mapping[str, Sequence[dict[str, Any]]], arguments: a
 
 
 def _answer(answer: Mapping[str, Any]) -> Answer:
-    choice, drafted = answer["choices"][0], answer["metrics"]["speculative_decoding"]
+    drafted = answer["metrics"]["speculative_decoding"]
     return Answer(
-        str(choice["text"] if "text" in choice else choice["message"]["content"]),
+        text_of(answer),
         answer["usage"]["completion_tokens"],
         drafted["num_spec_steps"],
         drafted["num_accepted_draft_tokens"],

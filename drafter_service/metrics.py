@@ -4,31 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry
 
 from outrider.shared.messages import Proposal, Timings
-from outrider.shared.telemetry import TIME_BUCKETS
+from outrider.shared.telemetry import MetricsOf
 
 
 class DrafterMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._proposals = Counter("outrider:proposals", "Proposals made.", ["method"], registry=registry)
-        self._tokens = Counter("outrider:proposed_tokens", "Draft tokens proposed.", ["method"], registry=registry)
-        self._seconds = Histogram(
-            "outrider:draft_seconds",
-            "One batch of proposals.",
-            ["method"],
-            buckets=TIME_BUCKETS,
-            registry=registry,
-        )
-        self._queue = Histogram(
-            "outrider:draft_queue_seconds",
-            "Queueing time of a step.",
-            ["method"],
-            buckets=TIME_BUCKETS,
-            registry=registry,
-        )
-        self._running = Gauge("outrider:sessions_open", "Open sessions.", registry=registry)
+        make = MetricsOf(registry)
+        counter, gauge, histogram = make.counter, make.gauge, make.histogram
+        self._proposals = counter("proposals", "Proposals made.", ("method",))
+        self._tokens = counter("proposed_tokens", "Draft tokens proposed.", ("method",))
+        self._seconds = histogram("draft_seconds", "One batch of proposals.", labels=("method",))
+        self._queue = histogram("draft_queue_seconds", "Queueing time of a step.", labels=("method",))
+        self._running = gauge("sessions_open", "Open sessions.")
 
     def watch(self, num_sessions: Callable[[], int]) -> None:
         """Exports `num_sessions`, which is called at every scrape, on its thread."""

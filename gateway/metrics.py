@@ -6,11 +6,11 @@ import time
 from dataclasses import dataclass
 from enum import Enum
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry
 
 from outrider.gateway.request.types import GenerationUpdate, ValidRequest
 from outrider.shared.messages import Commit, FinishReason
-from outrider.shared.telemetry import REQUEST_BUCKETS, TIME_BUCKETS, TOKEN_BUCKETS
+from outrider.shared.telemetry import REQUEST_BUCKETS, TOKEN_BUCKETS, MetricsOf
 
 _FINE_BUCKETS = (0.0001, 0.0002, 0.0005, 0.001, 0.0015, 0.002, 0.003, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
 
@@ -29,28 +29,15 @@ class DraftCame(Enum):
 class GatewayMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
-
-        def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
-            return Counter(f"outrider:{name}", text, labels, registry=registry)
-
-        def histogram(
-            name: str, text: str, buckets: tuple[float, ...] = TIME_BUCKETS, labels: tuple[str, ...] = ()
-        ) -> Histogram:
-            return Histogram(f"outrider:{name}", text, labels, buckets=buckets, registry=registry)
-
-        self.running = Gauge("outrider:num_requests_running", "Choices being decoded.", registry=registry)
-        self.waiting = Gauge("outrider:num_requests_waiting", "Choices not started yet.", registry=registry)
+        make = MetricsOf(registry)
+        counter, gauge, histogram = make.counter, make.gauge, make.histogram
+        self.running = gauge("num_requests_running", "Choices being decoded.")
+        self.waiting = gauge("num_requests_waiting", "Choices not started yet.")
         # What routers before several gateways choose by, with the two above (Gateway API inference extension, llm-d).
-        self.kv_usage = Gauge(
-            "outrider:fleet_kv_cache_usage_perc", "Share of the fleet's KV blocks in use, 0 to 1.", registry=registry
-        )
-        self.members = Gauge("outrider:fleet_members", "Healthy members.", ["service"], registry=registry)
-        self.verifier_kinds = Gauge(
-            "outrider:verifier_kinds", "Kinds of arithmetic among the healthy verifiers.", registry=registry
-        )
-        self.log_restores = Gauge(
-            "outrider:commit_log_restores", "Requests whose commits were lost by Redis and restored.", registry=registry
-        )
+        self.kv_usage = gauge("fleet_kv_cache_usage_perc", "Share of the fleet's KV blocks in use, 0 to 1.")
+        self.members = gauge("fleet_members", "Healthy members.", ("service",))
+        self.verifier_kinds = gauge("verifier_kinds", "Kinds of arithmetic among the healthy verifiers.")
+        self.log_restores = gauge("commit_log_restores", "Requests whose commits were lost by Redis and restored.")
         self.draft_timeouts = counter("draft_timeouts", "Proposals that timed out.")
         self._ahead = counter(
             "drafts_asked_ahead",

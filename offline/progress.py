@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -30,9 +29,7 @@ class _Shown:
         self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_exception: object) -> None:
         self._progress.stop()
 
 

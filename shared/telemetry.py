@@ -8,12 +8,20 @@ import logging
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, Metric, generate_latest
+from prometheus_client import (
+    CONTENT_TYPE_PLAIN_0_0_4,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Metric,
+    generate_latest,
+)
 from prometheus_client.registry import Collector
 
 from outrider.shared.errors import ConfigError
@@ -74,6 +82,24 @@ class _JsonFormatter(logging.Formatter):
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
         return json.dumps(fields)
+
+
+class MetricsOf:
+    """Makes a registry's metrics; names are without the prefix."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def counter(self, name: str, text: str, labels: Sequence[str] = ()) -> Counter:
+        return Counter(f"{PREFIX}:{name}", text, labels, registry=self._registry)
+
+    def gauge(self, name: str, text: str, labels: Sequence[str] = ()) -> Gauge:
+        return Gauge(f"{PREFIX}:{name}", text, labels, registry=self._registry)
+
+    def histogram(
+        self, name: str, text: str, buckets: Sequence[float] = TIME_BUCKETS, labels: Sequence[str] = ()
+    ) -> Histogram:
+        return Histogram(f"{PREFIX}:{name}", text, labels, buckets=buckets, registry=self._registry)
 
 
 class Exposed(Collector):

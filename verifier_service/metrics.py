@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry
 
 from outrider.engine.attention.block_manager import BlockManager
 from outrider.shared.messages import Commit
-from outrider.shared.telemetry import TIME_BUCKETS
+from outrider.shared.telemetry import MetricsOf
 from outrider.verifier_service.round import ForwardTimes
 from outrider.verifier_service.scheduler import Work
 
@@ -20,44 +20,26 @@ _TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384
 
 class VerifierMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._emitted = Counter("outrider:committed_tokens", "Tokens committed.", registry=registry)
-        self._drafts = Counter("outrider:verified_draft_tokens", "Draft tokens scored.", registry=registry)
-        self._accepted = Counter("outrider:accepted_draft_tokens", "Draft tokens committed.", registry=registry)
-        self._rows = Counter("outrider:forward_rows", "Rows of forward passes.", ["kind"], registry=registry)
-        self._sampling = Counter(
-            "outrider:verify_rows", "Rounds of sessions, by whether they had a draft.", ["draft"], registry=registry
-        )
-        self._forward = Histogram(
-            "outrider:forward_seconds", "One forward pass of the target.", buckets=TIME_BUCKETS, registry=registry
-        )
-        self._drafting = Histogram(
-            "outrider:local_draft_seconds",
-            "Local drafting before one forward pass.",
-            buckets=TIME_BUCKETS,
-            registry=registry,
-        )
-        self._queue = Histogram(
-            "outrider:step_queue_seconds", "Queueing time of a step.", buckets=TIME_BUCKETS, registry=registry
-        )
-        self._batch_rows = Histogram(
-            "outrider:forward_batch_rows", "Rows per forward pass.", buckets=_ROW_BUCKETS, registry=registry
-        )
-        self._kv_usage = Gauge("outrider:kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.", registry=registry)
-        self._preemptions = Counter("outrider:num_preemptions", "Sessions preempted.", registry=registry)
+        make = MetricsOf(registry)
+        counter, gauge, histogram = make.counter, make.gauge, make.histogram
+        self._emitted = counter("committed_tokens", "Tokens committed.")
+        self._drafts = counter("verified_draft_tokens", "Draft tokens scored.")
+        self._accepted = counter("accepted_draft_tokens", "Draft tokens committed.")
+        self._rows = counter("forward_rows", "Rows of forward passes.", ("kind",))
+        self._sampling = counter("verify_rows", "Rounds of sessions, by whether they had a draft.", ("draft",))
+        self._forward = histogram("forward_seconds", "One forward pass of the target.")
+        self._drafting = histogram("local_draft_seconds", "Local drafting before one forward pass.")
+        self._queue = histogram("step_queue_seconds", "Queueing time of a step.")
+        self._batch_rows = histogram("forward_batch_rows", "Rows per forward pass.", _ROW_BUCKETS)
+        self._kv_usage = gauge("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1.")
+        self._preemptions = counter("num_preemptions", "Sessions preempted.")
         self._num_preemptions = 0
-        self._iteration_tokens = Histogram(
-            "outrider:iteration_tokens_total",
-            "Prompt tokens read and tokens committed by one forward pass.",
-            buckets=_TOKEN_BUCKETS,
-            registry=registry,
+        self._iteration_tokens = histogram(
+            "iteration_tokens_total", "Prompt tokens read and tokens committed by one forward pass.", _TOKEN_BUCKETS
         )
-        self._running = Gauge("outrider:sessions_open", "Open sessions.", registry=registry)
-        self._waiting = Gauge(
-            "outrider:sessions_waiting", "Sessions with a step waiting for its forward pass.", registry=registry
-        )
-        self._certificate = Gauge(
-            "outrider:row_invariance_certificate", "1 if exact mode is certified.", registry=registry
-        )
+        self._running = gauge("sessions_open", "Open sessions.")
+        self._waiting = gauge("sessions_waiting", "Sessions with a step waiting for its forward pass.")
+        self._certificate = gauge("row_invariance_certificate", "1 if exact mode is certified.")
 
     def watch(self, num_sessions: Callable[[], int], num_waiting: Callable[[], int], blocks: BlockManager) -> None:
         """Exports gauges, read at every scrape on its thread. Cached blocks of no session are free, as in vLLM."""

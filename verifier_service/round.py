@@ -13,7 +13,7 @@ from outrider.shared.errors import InvalidRequest
 from outrider.shared.messages import Commit, FinishReason, NextDraft, Proposal, Timings, TokenLogprob, TokenOrigin
 from outrider.shared.sampling_params import SpeculationMode
 from outrider.verifier_service.acceptance import block, coupled, point_mass, standard, tree
-from outrider.verifier_service.acceptance.outcome import ROOT, Acceptance, children_of
+from outrider.verifier_service.acceptance.outcome import ROOT, Acceptance, agreed_path, children_of
 from outrider.verifier_service.row_outputs import RowOutputs
 from outrider.verifier_service.scheduler import Work
 from outrider.verifier_service.session import VerifierSession
@@ -150,16 +150,7 @@ def _accept_drawn(proposal: Proposal, drawn: NDArray[np.int64]) -> Acceptance:
     """The `coupled` rule with tokens already drawn. At temperature 0 without logit edits these are argmaxes, and no law
     is built (4 us instead of 300).
     """
-    children = children_of(proposal) if proposal.token_ids else {}
-    node = ROOT
-    accepted: list[int] = []
-    while True:
-        token = int(drawn[node + 1])
-        child = next((child for child in children.get(node, ()) if proposal.token_ids[child] == token), None)
-        if child is None:
-            return Acceptance(tuple(accepted), token)
-        node = child
-        accepted.append(child)
+    return agreed_path(proposal, lambda node, _: int(drawn[node + 1]))
 
 
 def _certain(token_id: int, vocab_size: int) -> LogWeights:

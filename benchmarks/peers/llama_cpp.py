@@ -14,7 +14,6 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import httpx
@@ -111,7 +110,7 @@ class LlamaCppPeer:
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_exception: object) -> None:
         self._stack.close()
 
     def run(self, variant: str, prompts: list[str], max_tokens: int) -> PeerRun:

@@ -115,5 +115,5 @@ class SimulatedDrafter:
             self._expected = set(batch)
         for session in batch:
             session.num_behind = 0
-            session.proposed(self._propose_s, self._events.now - session.asked_at)
+            session.proposed(self._events.now - session.asked_at)
         self._consider()

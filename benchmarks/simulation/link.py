@@ -21,7 +21,6 @@ import sys
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Self
 
 _CHUNK = 64 * 1024
@@ -37,9 +36,7 @@ class DelayedLink:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_exception: object) -> None:
         if self._process is not None:
             self._process.communicate()  # the end of its input ends it
 

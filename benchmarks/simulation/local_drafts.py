@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from benchmarks.simulation.costs import Costs, Table
 from benchmarks.simulation.events import Events
 from benchmarks.simulation.rounds import DraftLengths, RoundTimes, SessionRound
-from benchmarks.simulation.verifier import SimulatedVerifier, seconds_by_rows
+from benchmarks.simulation.verifier import SimulatedSession, SimulatedVerifier, seconds_by_rows
 from benchmarks.simulation.worlds.text import Text
 from outrider.drafting.session import LONG_REPORT
 from outrider.verifier_service.timing.gathering import LastRound
@@ -56,10 +56,9 @@ class Count:
 
 
 @dataclass(eq=False, slots=True)
-class LocalSession:
-    """A request; `opened_at` .. `asked_at` are what verifier.SimulatedSession says they are.
-
-    texts: by method, how good its drafts are. start: where its output stands in them. max_tokens: its length.
+class LocalSession(SimulatedSession):
+    """A request. texts: by method, how good its drafts are. start: where its output stands in them. max_tokens: its
+    length.
     """
 
     events: Events
@@ -70,21 +69,9 @@ class LocalSession:
     texts: Mapping[str, Text]
     start: int
     max_tokens: int
-    num_pending: int
     on_end: Callable[[], None]
     method: str = ""
     num_wanted: int = 0
-    opened_at: float = 0.0
-    step: object | None = None
-    step_arrived_at: float = 0.0
-    replied_at: float | None = None
-    return_s: float | None = None
-    away_s: float = 0.0
-    num_behind: int = 0
-    num_draft_tokens: int = 0
-    free_run_left: int = 0
-    num_asked: int = 0
-    asked_at: float = 0.0
     num_committed: int = 0
     num_prompt_rows: int = 0
     # Tokens of prompt and output that each method has read.
@@ -125,7 +112,7 @@ class LocalSession:
     def is_finished(self) -> bool:
         return self.num_committed >= self.max_tokens
 
-    def committed(self, num_tokens: int, times: RoundTimes, total_s: float, *, more: bool) -> None:
+    def committed(self, num_tokens: int, times: RoundTimes, *, more: bool) -> None:
         num_proposed, num_asked = self.num_draft_tokens, self.num_asked
         self.num_draft_tokens = self.num_asked = 0
         if num_proposed:  # a draft's tokens are in the drafter's cache, but for the last one
@@ -137,7 +124,7 @@ class LocalSession:
         count.num_draft_tokens += num_proposed
         base_len = self.num_committed - num_tokens
         self.drafting.members.append(
-            SessionRound(self, times, base_len, num_asked, num_proposed, num_tokens, total_s, more, self.method)
+            SessionRound(self, times, base_len, num_asked, num_proposed, num_tokens, more, self.method)
         )
         if not more:
             self.events.after(0.5 * (self.costs.verifier_trip_s + self.costs.request_s), self._end)
@@ -146,7 +133,7 @@ class LocalSession:
         self.count.change(-1, self.events.now)
         self.on_end()
 
-    def proposed(self, draft_s: float, total_s: float) -> None:
+    def proposed(self, total_s: float) -> None:
         raise NotImplementedError("no drafter is asked: the verifier drafts locally")
 
 

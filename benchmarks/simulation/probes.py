@@ -10,7 +10,6 @@ import asyncio
 import itertools
 import random
 import time
-from types import TracebackType
 from typing import NamedTuple, Self
 
 import grpc.aio
@@ -37,9 +36,7 @@ class _Probe:
         self._channel: grpc.aio.Channel = rpc.open_channel(self._address)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_exception: object) -> None:
         await self._channel.close()
 
     def _tokens(self, count: int) -> tuple[int, ...]:

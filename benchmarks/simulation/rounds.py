@@ -44,8 +44,7 @@ class SessionRound:
     """One session's part in a round.
 
     base_len: output before it. num_asked: draft tokens that it asked for, cut at the end of its output; num_proposed:
-    those that came. total_s: since its step arrived, or its round before was over. more: its run continues.
-    method: that drafted, if one did.
+    those that came. more: its run continues. method: that drafted, if one did.
     """
 
     session: Drafted
@@ -54,7 +53,6 @@ class SessionRound:
     num_asked: int
     num_proposed: int
     num_committed: int
-    total_s: float
     more: bool
     method: str = ""
 

@@ -15,7 +15,7 @@ from benchmarks.simulation.costs import Costs
 from benchmarks.simulation.drafter import SimulatedDrafter
 from benchmarks.simulation.events import Events
 from benchmarks.simulation.rounds import RoundTimes, SessionRound
-from benchmarks.simulation.verifier import SimulatedVerifier
+from benchmarks.simulation.verifier import SimulatedSession, SimulatedVerifier
 from benchmarks.simulation.verifier_auto import DRAFT_METHOD, DrafterLengths
 from benchmarks.simulation.worlds.text import Text
 from outrider.drafting.session import LONG_REPORT
@@ -69,11 +69,8 @@ class Tally:
 
 
 @dataclass(eq=False, slots=True)
-class Session:
-    """`opened_at` .. `asked_at` are what verifier.SimulatedSession says they are.
-
-    length: draft tokens of every round; 0: none; None: `auto`.
-    """
+class Session(SimulatedSession):
+    """length: draft tokens of every round; 0: none; None: `auto`."""
 
     events: Events
     costs: Costs
@@ -86,18 +83,6 @@ class Session:
     release: Callable[[SimulatedDrafter], None]
     on_end: Callable[[], None]
     tally: Tally
-    opened_at: float = 0.0
-    step: object | None = None
-    step_arrived_at: float = 0.0
-    replied_at: float | None = None
-    return_s: float | None = None
-    num_pending: int = 0
-    num_behind: int = 0
-    num_draft_tokens: int = 0
-    free_run_left: int = 0
-    num_asked: int = 0
-    asked_at: float = 0.0
-    away_s: float = 0.0
     # Of `auto`: the draft that the verifier wants next, and how long it is worth waiting for.
     method: str = DRAFT_METHOD
     num_wanted: int = 0
@@ -172,7 +157,7 @@ class Session:
         self._num_timeouts += 1
         self._verify(self._alone_run())
 
-    def _answer(self, ask: int, draft_s: float, total_s: float) -> None:
+    def _answer(self, ask: int, total_s: float) -> None:
         if ask != self._ask:
             return
         if self._is_late:
@@ -248,17 +233,17 @@ class Session:
     def is_finished(self) -> bool:
         return self._num_committed >= self.request.num_tokens
 
-    def committed(self, num_tokens: int, times: RoundTimes, total_s: float, *, more: bool) -> None:
+    def committed(self, num_tokens: int, times: RoundTimes, *, more: bool) -> None:
         num_proposed, self.num_draft_tokens = self.num_draft_tokens, 0
         base_len = self._num_committed - num_tokens
         num_asked, self.num_asked = self.num_asked, 0
         member = SessionRound(
-            self, times, base_len, num_asked, num_proposed, num_tokens, total_s, more, DRAFT_METHOD if num_asked else ""
+            self, times, base_len, num_asked, num_proposed, num_tokens, more, DRAFT_METHOD if num_asked else ""
         )
         if isinstance(self.verifier.own_drafts, DrafterLengths):
             self.verifier.own_drafts.committed(self, member)
         self.events.after(0.5 * self.costs.verifier_trip_s, self._observe, member)
 
-    def proposed(self, draft_s: float, total_s: float) -> None:
+    def proposed(self, total_s: float) -> None:
         delay_s = 0.5 * self.costs.drafter_trip_s + self.link.one_way_s(self.rng)
-        self.events.after(delay_s, self._answer, self._ask, draft_s, total_s)
+        self.events.after(delay_s, self._answer, self._ask, total_s)

@@ -58,19 +58,13 @@ class _Stack(Stack):
     """A stack, with links before verifier and drafter where they are wanted."""
 
     def __init__(
-        self,
-        settings: StackSettings,
-        run_dir: Path,
-        progress: Progress,
-        links: dict[str, DelayedLink],
-        gateway_args: tuple[str, ...],
+        self, settings: StackSettings, run_dir: Path, progress: Progress, links: dict[str, DelayedLink]
     ) -> None:
         super().__init__(settings, run_dir, progress)
         self._links = links
-        self._gateway_args = gateway_args
 
     def _gateway_command(self) -> list[str]:
-        command = [*super()._gateway_command(), "--per-request-spec-decode-metrics", "detailed", *self._gateway_args]
+        command = super()._gateway_command()
         for kind, addresses in (("verifier", self.state.verifiers), ("drafter", self.state.drafters)):
             if kind in self._links:
                 command += [f"--{kind}s", self._links[kind].start(addresses[0])]  # the last one counts
@@ -102,8 +96,9 @@ def measured_stack(
             verifier_args=("--metrics-port", str(ports["verifier"])),
             # Several drafters cannot have the same one.
             drafter_args=("--metrics-port", str(ports["drafter"])) if num_drafters == 1 else (),
+            gateway_args=("--per-request-spec-decode-metrics", "detailed", *gateway_args),
         )
-        stack = _Stack(settings, run_dir, progress, links, gateway_args)
+        stack = _Stack(settings, run_dir, progress, links)
         exits.callback(stack.stop)
         state = stack.start()
         urls = {kind: f"http://127.0.0.1:{port}/metrics" for kind, port in ports.items()}

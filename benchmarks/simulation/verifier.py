@@ -7,6 +7,7 @@ drafter (drafter.py) and the sessions (session.py), of which this says what serv
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
@@ -23,38 +24,42 @@ from outrider.verifier_service.timing.step_costs import StepCosts
 LIMITS = VerifierConfig()
 
 
-class SimulatedSession(Protocol):
+@dataclass(eq=False, slots=True, kw_only=True)
+class SimulatedSession(ABC):
     """A session as the services know it; `step` .. `return_s` carry the names that BatchGathering reads."""
 
-    opened_at: float
-    step: object | None
-    step_arrived_at: float
-    replied_at: float | None
-    return_s: float | None
-    away_s: float
+    opened_at: float = 0.0
+    step: object | None = None
+    step_arrived_at: float = 0.0
+    replied_at: float | None = None
+    return_s: float | None = None
+    away_s: float = 0.0
     # Rows that the verifier and the drafter still have to compute.
-    num_pending: int
-    num_behind: int
+    num_pending: int = 0
+    num_behind: int = 0
     # Of the step in progress: draft tokens, and the tokens that a free run may still commit.
-    num_draft_tokens: int
-    free_run_left: int
-    num_asked: int
-    asked_at: float
+    num_draft_tokens: int = 0
+    free_run_left: int = 0
+    num_asked: int = 0
+    asked_at: float = 0.0
 
     @property
+    @abstractmethod
     def num_wanted_rows(self) -> int: ...
 
+    @abstractmethod
     def accept(self) -> int:
         """Decides the draft; returns the number of tokens that are committed, the target's own included."""
-        ...
 
+    @abstractmethod
     def is_finished(self) -> bool: ...
 
-    def committed(self, num_tokens: int, times: RoundTimes, total_s: float, *, more: bool) -> None:
-        """total_s: since its step arrived, or its round before was over."""
-        ...
+    @abstractmethod
+    def committed(self, num_tokens: int, times: RoundTimes, *, more: bool) -> None: ...
 
-    def proposed(self, draft_s: float, total_s: float) -> None: ...
+    @abstractmethod
+    def proposed(self, total_s: float) -> None:
+        """total_s: since the drafter was asked."""
 
 
 class OwnDrafts(Protocol):
@@ -216,7 +221,6 @@ class SimulatedVerifier:
         session.free_run_left -= num_committed
         is_finished = session.is_finished()
         more = session.free_run_left > 0 and not is_finished
-        total_s = now - session.step_arrived_at
         if more:
             session.step_arrived_at = ended
         else:
@@ -229,7 +233,7 @@ class SimulatedVerifier:
             has_draft = work.num_rows > work.num_chain_rows
             host_s = self._costs.host_round_s + (self._costs.host_draft_s if has_draft else 0.0)
             self._machine.run(host_s, _nothing)
-        session.committed(num_committed, times, total_s, more=more)
+        session.committed(num_committed, times, more=more)
         return num_committed
 
 

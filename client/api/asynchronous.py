@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from types import TracebackType
 from typing import Any
 
 import grpc
@@ -25,9 +24,7 @@ class AsyncOutriderClient(ClientBase):
     async def __aenter__(self) -> AsyncOutriderClient:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_exception: object) -> None:
         await self.close()
 
     async def close(self) -> None:

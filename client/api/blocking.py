@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from types import TracebackType
 from typing import Any
 
 import grpc
@@ -30,9 +29,7 @@ class OutriderClient(ClientBase):
     def __enter__(self) -> OutriderClient:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_exception: object) -> None:
         self.close()
 
     def close(self) -> None:

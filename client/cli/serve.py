@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -26,7 +28,7 @@ from outrider.client.cli.stack import (
 )
 from outrider.client.cli.vllm_options import VLLM
 from outrider.client.stack.commands import StackSettings
-from outrider.client.stack.serve_plan import ServeOptions, plan_serving, service_args
+from outrider.client.stack.serve_plan import plan_serving, service_args
 from outrider.shared.api_keys import key_line
 from outrider.shared.checkpoint.hub import with_revision
 from outrider.shared.command_line import from_arguments
@@ -171,18 +173,17 @@ def serve(
         plan = plan_serving(speculative_config, name)
         if line := ignored_line((*ignored_options(context), *plan.ignored)):
             say(line)
-        options = from_arguments(
-            ServeOptions,
-            locals(),
-            served_model_name=served_model_name or (name if revision else ""),
-            kv_cache_mb=max(1, kv_cache_memory_bytes // 2**20) if kv_cache_memory_bytes else kv_cache_mb,
-            kv_cache_dtype=_kv_cache_dtype(kv_cache_dtype),
-            api_docs=False if disable_fastapi_docs else None,
-            allowed_origins=_commas(allowed_origins, "--allowed-origins"),
-            allowed_methods=_commas(allowed_methods, "--allowed-methods"),
-            allowed_headers=_commas(allowed_headers, "--allowed-headers"),
-        )
-        verifier_args, gateway_args = service_args(options)
+        options = {
+            **locals(),
+            "served_model_name": served_model_name or (name if revision else ""),
+            "kv_cache_mb": max(1, kv_cache_memory_bytes // 2**20) if kv_cache_memory_bytes else kv_cache_mb,
+            "kv_cache_dtype": _kv_cache_dtype(kv_cache_dtype),
+            "api_docs": False if disable_fastapi_docs else None,
+            "allowed_origins": _commas(allowed_origins, "--allowed-origins"),
+            "allowed_methods": _commas(allowed_methods, "--allowed-methods"),
+            "allowed_headers": _commas(allowed_headers, "--allowed-headers"),
+        }
+        verifier_args, gateway_args = service_args(_given(options))
         settings = from_arguments(
             StackSettings,
             locals(),
@@ -197,6 +198,12 @@ def serve(
             gateway_args=(*gateway_args, *_key_file(api_key or [], run_dir)),
         )
         run_in_foreground(settings, run_dir)
+
+
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options without those at the default of `serve`: there, the service's own default counts."""
+    defaults = {name: parameter.default for name, parameter in inspect.signature(serve).parameters.items()}
+    return {name: value for name, value in options.items() if value != defaults.get(name)}
 
 
 def _one_model(argument: str, option: str) -> str:

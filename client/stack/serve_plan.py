@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from outrider.shared.draft_policy.draft_methods import FROM_TARGET
@@ -29,41 +29,6 @@ class ServePlan:
     ignored: tuple[tuple[str, str], ...] = ()
 
 
-@dataclass(frozen=True)
-class ServeOptions:
-    """Options of `vllm serve` by the services' names; "", 0, "auto" and None: the service's default."""
-
-    served_model_name: str = ""
-    max_model_len: int = 0
-    tensor_parallel_size: int = 1
-    enforce_eager: bool = False
-    max_num_seqs: int = 0
-    max_num_batched_tokens: int = 0
-    block_size: int = 0
-    enable_prefix_caching: bool = True
-    kv_cache_mb: int = 0
-    gpu_memory_utilization: float = 0.9
-    kv_cache_dtype: str = "auto"
-    chat_template: str = ""
-    tool_call_parser: str = "auto"
-    reasoning_parser: str = "auto"
-    per_request_spec_decode_metrics: str = ""
-    return_tokens_as_token_ids: bool = False
-    enable_force_include_usage: bool = False
-    enable_tokenizer_info_endpoint: bool = False
-    api_docs: bool | None = None
-    otlp_traces_endpoint: str = ""
-    allowed_origins: str = ""
-    allowed_methods: str = ""
-    allowed_headers: str = ""
-    allow_credentials: bool = False
-    allow_draft_loading: bool = False
-    allow_target_reload: bool = False
-    learn: str = "off"
-    learn_share: float = 0.1
-    learn_checkpoints: str = ""
-
-
 _VERIFIER_OPTIONS = (
     *("served_model_name", "max_model_len", "tensor_parallel_size", "enforce_eager", "max_num_seqs"),
     *("max_num_batched_tokens", "block_size", "enable_prefix_caching", "kv_cache_mb", "kv_cache_dtype"),
@@ -78,14 +43,8 @@ _GATEWAY_OPTIONS = (
 )
 
 
-def service_args(options: ServeOptions) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Arguments of the verifier and of the gateway; those at the default are left out."""
-    default = ServeOptions()
-    given = {
-        field.name: value
-        for field in fields(options)
-        if (value := getattr(options, field.name)) != getattr(default, field.name)
-    }
+def service_args(given: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Arguments of the verifier and of the gateway, of options of `vllm serve` by the services' names."""
     return _flags(given, _VERIFIER_OPTIONS), _flags(given, _GATEWAY_OPTIONS)
 
 

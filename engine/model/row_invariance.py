@@ -30,7 +30,6 @@ class RowInvarianceReport:
 
     linear_method: str  # of most linears: "bf16-panels", "onednn-prepacked", "padded-8" or "triton"
     num_linears: int
-    num_expert_matrices: int
     num_routers: int
     num_activations: int
 
@@ -42,7 +41,7 @@ def make_row_invariant(model: torch.nn.Module, backend: str = "cpu") -> RowInvar
     """
     parameter = next(model.parameters())
     dtype, device_type = parameter.dtype, parameter.device.type
-    num_linears = num_experts = num_routers = num_activations = 0
+    num_linears = num_routers = num_activations = 0
     names_of: dict[torch.nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         names_of.setdefault(module, []).append(name)
@@ -50,7 +49,7 @@ def make_row_invariant(model: torch.nn.Module, backend: str = "cpu") -> RowInvar
         module, names = names_of.popitem()
         put_behind_interface(module)
         if is_experts(module):
-            num_experts += pack_experts(module, backend)
+            pack_experts(module, backend)
         elif isinstance(module, CodedLinear):
             _replace(model, names, pack([module]))
             num_linears += 1
@@ -66,7 +65,7 @@ def make_row_invariant(model: torch.nn.Module, backend: str = "cpu") -> RowInvar
             del module.weight
             module.weight = RowInvariantWeight.wrap(weight, backend)
             num_routers += 1
-    return RowInvarianceReport(_linear_method(backend, dtype), num_linears, num_experts, num_routers, num_activations)
+    return RowInvarianceReport(_linear_method(backend, dtype), num_linears, num_routers, num_activations)
 
 
 def _linear_method(backend: str, dtype: torch.dtype) -> str:

@@ -66,8 +66,8 @@ def has_waiting_weights(experts: Any) -> bool:
     return any(isinstance(getattr(experts, name, None), WaitingExperts) for name in weight_names(experts))
 
 
-def pack_experts(experts: Any, backend: str = "cpu") -> int:
-    """Packs all experts' weights and frees the plain ones; returns the number of packed matrices.
+def pack_experts(experts: Any, backend: str = "cpu") -> None:
+    """Packs all experts' weights and frees the plain ones.
 
     Quantised ones are read expert by expert. Raises ModelRefused.
     """
@@ -80,7 +80,6 @@ def pack_experts(experts: Any, backend: str = "cpu") -> int:
     for name in names:
         delattr(experts, name)
     give_back_freed_memory()  # else it grows from layer to layer: 412 MB for 221 MB of packed experts, not 279
-    return 2 * len(packed)
 
 
 def _linears(experts: Any, name: str, backend: str) -> Iterator[RowInvariantLinear]:

@@ -19,6 +19,7 @@ from outrider.gateway.answers.forms import answer_stream, whole_answer
 from outrider.gateway.answers.read import EVENTS, read_answer
 from outrider.gateway.openai.checks import check_grammar, check_prompt, check_stop, check_token_ids, output_budget
 from outrider.gateway.openai.receipt import Receipt
+from outrider.gateway.openai.usage import AnswerSettings
 from outrider.gateway.request.served import Served
 from outrider.gateway.request.tokenizer import Tokenizer
 from outrider.gateway.request.types import ChoiceStart, GenerationUpdate, NoLog, ValidRequest
@@ -115,8 +116,9 @@ async def redrawn(
         return Verification(0, wrong=f"choice {unseeded} has other noise than its seed's")
     record, num_confirmed = receipt.record, 0
     prepared = replace(record.prepared, options=replace(record.prepared.options, receipt=False))
+    settings = AnswerSettings(tokenizer)
     try:
-        whole, stream = whole_answer(prepared, tokenizer), answer_stream(prepared, tokenizer)
+        whole, stream = whole_answer(prepared, settings), answer_stream(prepared, settings)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InvalidRequest(f"receipt: it cannot be read: {error}", param="receipt") from error
     events = bytearray()

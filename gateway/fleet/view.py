@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import cast
 
 from typing_extensions import TypedDict
 
 from outrider.gateway.fleet.pool import Member
-from outrider.shared.messages import DrafterInfo, DraftHead, DraftMethodInfo, VerifierInfo
+from outrider.shared.messages import DrafterInfo, DraftMethodInfo, VerifierInfo
 
 
 class HeadView(TypedDict):
@@ -153,20 +154,14 @@ def _drafter(member: Member[DrafterInfo]) -> DrafterView:
 
 def _methods(methods: Sequence[DraftMethodInfo]) -> list[MethodView]:
     return [
-        {"name": method.name, "model": method.model, "version": method.version, "heads": list(map(_head, method.heads))}
+        {
+            "name": method.name,
+            "model": method.model,
+            "version": method.version,
+            "heads": [cast(HeadView, dataclasses.asdict(head)) for head in method.heads],
+        }
         for method in methods
     ]
-
-
-def _head(head: DraftHead) -> HeadView:
-    return {
-        "name": head.name,
-        "model": head.model,
-        "version": head.version,
-        "num_sessions": head.num_sessions,
-        "num_drafts": head.num_drafts,
-        "num_accepted_tokens": head.num_accepted_tokens,
-    }
 
 
 def _num_sessions(member: Member[VerifierInfo] | Member[DrafterInfo]) -> int:

@@ -25,10 +25,8 @@ from outrider.gateway.openai.logprobs import (
     join_completion_logprobs,
     prompt_logprobs,
 )
-from outrider.gateway.openai.receipt_signature import ReceiptKey
-from outrider.gateway.openai.usage import Account, SpecMetricsLevel
+from outrider.gateway.openai.usage import Account, AnswerSettings
 from outrider.gateway.request.answers import Prepared
-from outrider.gateway.request.tokenizer import Tokenizer
 from outrider.gateway.request.types import GenerationUpdate, Round
 from outrider.gateway.tool_calls.chat_parts import ChatParts
 from outrider.gateway.tool_calls.symbols import Symbols
@@ -67,22 +65,15 @@ def merge_updates(updates: Sequence[GenerationUpdate]) -> GenerationUpdate:
 class AnswerShape:
     """The parts of one choice that whole and streamed answers share."""
 
-    def __init__(
-        self,
-        prepared: Prepared,
-        tokenizer: Tokenizer,
-        level: SpecMetricsLevel,
-        version: str,
-        receipt_key: ReceiptKey | None,
-    ) -> None:
+    def __init__(self, prepared: Prepared, settings: AnswerSettings) -> None:
         self.prepared = prepared
         self.options = prepared.options
-        self.tokenizer = tokenizer
-        self.account = Account(prepared, level, receipt_key)
+        self.tokenizer = settings.tokenizer
+        self.account = Account(prepared, settings.level, settings.receipt_key)
         plan = self.options.output
         self._symbols = plan.symbols() if plan is not None else Symbols(())
         self._num_named = len(prepared.requests[0].sampling_params.logprob_token_ids)
-        self.fingerprint = f"outrider-{version}"
+        self.fingerprint = f"outrider-{settings.version}"
 
     def head(self, kind: str) -> dict[str, Any]:
         return {
@@ -196,15 +187,8 @@ def _finish(update: GenerationUpdate) -> str | None:
 class WholeAnswer:
     """Collects all updates, then returns the whole body."""
 
-    def __init__(
-        self,
-        prepared: Prepared,
-        tokenizer: Tokenizer,
-        level: SpecMetricsLevel,
-        version: str,
-        receipt_key: ReceiptKey | None = None,
-    ) -> None:
-        self._shape = AnswerShape(prepared, tokenizer, level, version, receipt_key)
+    def __init__(self, prepared: Prepared, settings: AnswerSettings) -> None:
+        self._shape = AnswerShape(prepared, settings)
         self._updates: dict[int, list[GenerationUpdate]] = {}
 
     def add(self, prompt_index: int, update: GenerationUpdate) -> None:

@@ -9,11 +9,9 @@ from typing import Any
 
 from outrider.gateway.openai.answer_body import AnswerShape, to_json
 from outrider.gateway.openai.answer_types import ChatChunkChoice, CompletionChoice, ErrorAnswer
-from outrider.gateway.openai.receipt_signature import ReceiptKey
-from outrider.gateway.openai.usage import SpecMetricsLevel
+from outrider.gateway.openai.usage import AnswerSettings
 from outrider.gateway.request.answers import Prepared
 from outrider.gateway.request.event_cursor import NOTHING_SEEN, EventCursor, Seen
-from outrider.gateway.request.tokenizer import Tokenizer
 from outrider.gateway.request.types import GenerationUpdate
 from outrider.gateway.tool_calls.chat_parts import ChatParts
 
@@ -25,16 +23,8 @@ class AnswerStream:
     followed. Every event has an id, which says how far the stream has come (request/event_cursor.py).
     """
 
-    def __init__(
-        self,
-        prepared: Prepared,
-        tokenizer: Tokenizer,
-        level: SpecMetricsLevel,
-        version: str,
-        seen: EventCursor = NOTHING_SEEN,
-        receipt_key: ReceiptKey | None = None,
-    ) -> None:
-        self._shape = AnswerShape(prepared, tokenizer, level, version, receipt_key)
+    def __init__(self, prepared: Prepared, settings: AnswerSettings, seen: EventCursor = NOTHING_SEEN) -> None:
+        self._shape = AnswerShape(prepared, settings)
         options = prepared.options
         head = to_json(self._shape.head("chat.completion.chunk" if options.chat else "text_completion"))
         self._head = head[:-1]

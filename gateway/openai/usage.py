@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 
 from outrider.gateway.openai.answer_types import (
@@ -16,6 +17,7 @@ from outrider.gateway.openai.answer_types import (
 from outrider.gateway.openai.receipt import Receipt
 from outrider.gateway.openai.receipt_signature import ReceiptKey
 from outrider.gateway.request.answers import Prepared
+from outrider.gateway.request.tokenizer import Tokenizer
 from outrider.gateway.request.types import GenerationUpdate, SpeculationSummary
 from outrider.gateway.tool_calls.formats import NONE
 from outrider.gateway.tool_calls.plan import ReasoningTokens
@@ -29,6 +31,16 @@ class SpecMetricsLevel(enum.Enum):
     NONE = "none"
     SUMMARY = "summary"
     DETAILED = "detailed"
+
+
+@dataclass(frozen=True)
+class AnswerSettings:
+    """What the gateway adds to every answer. receipt_key: signs receipts; None: they are not signed."""
+
+    tokenizer: Tokenizer
+    level: SpecMetricsLevel = SpecMetricsLevel.NONE
+    version: str = ""
+    receipt_key: ReceiptKey | None = None
 
 
 class Account:

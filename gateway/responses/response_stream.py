@@ -12,11 +12,9 @@ from typing import Any
 from outrider.gateway.openai.answer_body import to_json
 from outrider.gateway.openai.answer_types import ChatTokenLogprob, CompletionTokensDetails, ErrorAnswer
 from outrider.gateway.openai.logprobs import chat_logprobs
-from outrider.gateway.openai.receipt_signature import ReceiptKey
-from outrider.gateway.openai.usage import Account, SpecMetricsLevel
+from outrider.gateway.openai.usage import Account, AnswerSettings
 from outrider.gateway.request.answers import Prepared
 from outrider.gateway.request.event_cursor import NOTHING_SEEN, EventCursor, EventNumbers
-from outrider.gateway.request.tokenizer import Tokenizer
 from outrider.gateway.request.types import GenerationUpdate
 from outrider.gateway.responses.output_items import OutputItems, ResponseEvent
 from outrider.gateway.responses.response_types import ResponseBody, ResponseUsage
@@ -27,21 +25,13 @@ from outrider.shared.messages import FinishReason
 class WholeResponse:
     """Builds the body of a response. Pass every update to `add`, then take the `body`."""
 
-    def __init__(
-        self,
-        prepared: Prepared,
-        tokenizer: Tokenizer,
-        level: SpecMetricsLevel,
-        version: str,
-        receipt_key: ReceiptKey | None = None,
-    ) -> None:
-        """version: of the server; the API has no field for it."""
+    def __init__(self, prepared: Prepared, settings: AnswerSettings) -> None:
         if prepared.options.response is None:
             raise InternalError("a response without its plan")
         self.options = prepared.options
         self._fields = json.loads(prepared.options.response.fields)
-        self._tokenizer = tokenizer
-        self._account = Account(prepared, level, receipt_key)
+        self._tokenizer = settings.tokenizer
+        self._account = Account(prepared, settings.level, settings.receipt_key)
         self._items = OutputItems(prepared.options)
         self._finish: FinishReason | None = None
 
@@ -119,16 +109,8 @@ class ResponseStream:
     Events that the client has `seen` are made and numbered like the others, but not sent.
     """
 
-    def __init__(
-        self,
-        prepared: Prepared,
-        tokenizer: Tokenizer,
-        level: SpecMetricsLevel,
-        version: str,
-        seen: EventCursor = NOTHING_SEEN,
-        receipt_key: ReceiptKey | None = None,
-    ) -> None:
-        self._whole = WholeResponse(prepared, tokenizer, level, version, receipt_key)
+    def __init__(self, prepared: Prepared, settings: AnswerSettings, seen: EventCursor = NOTHING_SEEN) -> None:
+        self._whole = WholeResponse(prepared, settings)
         self._numbers = EventNumbers(prepared.options.answer_id, seen)
         self._num_tokens = 0
 

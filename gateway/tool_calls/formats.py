@@ -166,13 +166,6 @@ CALLS: dict[str, CallFormat] = {
         head="function<｜tool▁sep｜>",
         separator="```json",
     ),
-    "deepseek_v31": CallFormat(
-        Body.NAMED,
-        "<｜tool▁call▁begin｜>",
-        "<｜tool▁call▁end｜>",
-        section=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
-        separator="<｜tool▁sep｜>",
-    ),
     "kimi_k2": CallFormat(
         Body.NAMED,
         "<|tool_call_begin|>",
@@ -186,17 +179,6 @@ CALLS: dict[str, CallFormat] = {
         "<function=",
         "</function>",
         section=("<tool_call>", "</tool_call>"),
-        section_each=True,
-        separator=">",
-        key_begin="<parameter=",
-        key_ends=((">", None),),
-        value_end="</parameter>",
-    ),
-    "seed_oss": CallFormat(
-        Body.TAGGED,
-        "<function=",
-        "</function>",
-        section=("<seed:tool_call>", "</seed:tool_call>"),
         section_each=True,
         separator=">",
         key_begin="<parameter=",
@@ -280,6 +262,8 @@ for _name, _same in (
     ("step3p5", "qwen3_coder"),
 ):
     CALLS[_name] = CALLS[_same]
+CALLS["deepseek_v31"] = replace(CALLS["deepseek_v3"], head="", separator="<｜tool▁sep｜>")
+CALLS["seed_oss"] = replace(CALLS["qwen3_coder"], section=("<seed:tool_call>", "</seed:tool_call>"))
 CALLS["mimo"] = replace(CALLS["qwen3_coder"], is_verbatim=True)
 CALLS["hy_v3"] = replace(CALLS["glm45"], section=("<tool_calls>", "</tool_calls>"), separator="<tool_sep>")
 CALLS["dots"] = replace(CALLS["minimax_m2"], section=("<dots_function_call>", "</dots_function_call>"))

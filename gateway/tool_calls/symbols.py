@@ -15,11 +15,6 @@ def is_symbol(character: str) -> bool:
     return _FIRST <= ord(character) <= _LAST
 
 
-def without_surrogates(text: str) -> str:
-    """Replaces surrogates, which escapes in a decoded text can spell: pairs are joined, lone ones become U+FFFD."""
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
 class Symbols:
     """The symbols of marker tokens in the text. tokens: the marker tokens' texts; their order numbers the symbols."""
 

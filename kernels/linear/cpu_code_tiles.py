@@ -36,7 +36,6 @@ from outrider.kernels.linear.cpu_code_decoding import BF16, E4M3, I4, I5, I6, I8
 from outrider.kernels.linear.cpu_panel_coding import CHUNK_LINES, PANEL_COLUMNS, pointer
 from outrider.kernels.linear.cpu_panel_tiles import CHUNK_BYTES, ROW_BYTES, TILE_ROWS, finish, pass_bytes
 
-_VECTORS = PANEL_COLUMNS // LANES
 SCRATCH_BYTES = CHUNK_BYTES + TILE_ROWS * ROW_BYTES
 # bytes; prefetch distance, as of coded bf16 panels
 _AHEAD_BYTES = 3072

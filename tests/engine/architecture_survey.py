@@ -236,6 +236,13 @@ def _require_same_logits(model_type: str, folder: Path, runner: ModelRunner) -> 
         raise ValueError(f"{model_type} is served with wrong logits: they differ by {distance:.1e} of the largest")
 
 
+def table_text(survey: Survey) -> str:
+    """The survey as JSON with an architecture a line."""
+    rows = ",\n".join(f"  {json.dumps(row)}" for row in survey["rows"])
+    version, multimodal = json.dumps(survey["transformers"]), json.dumps(survey["multimodal"])
+    return f'{{\n "transformers": {version},\n "rows": [\n{rows}\n ],\n "multimodal": {multimodal}\n}}\n'
+
+
 def main() -> None:
     torch.set_num_threads(1)
     architectures.TABLE.write_text(json.dumps(by_config_alone(), indent=1) + "\n", encoding="utf-8")
@@ -244,7 +251,7 @@ def main() -> None:
         rows.append(survey_one(model_type))
         print(*rows[-1].values(), flush=True)
     survey = Survey(transformers=transformers.__version__, rows=rows, multimodal=sorted(WRAPPERS))
-    TABLE.write_text(json.dumps(survey, indent=1) + "\n", encoding="utf-8")
+    TABLE.write_text(table_text(survey), encoding="utf-8")
     PAGE.write_text(architectures_page(survey), encoding="utf-8")
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import transformers
 
-from docs.generate.architectures_page import PAGE, Row, architectures_page, read_survey
+from docs.generate.architectures_page import PAGE, TABLE, Row, architectures_page, read_survey
 from outrider.engine.errors import ModelRefused
 from outrider.engine.model.load import load_model
 from outrider.engine.model.text_part import WRAPPERS
-from tests.engine.architecture_survey import model_types, survey_one
+from tests.engine.architecture_survey import model_types, survey_one, table_text
 from tests.engine.tiny_models import HYBRIDS, REFUSED, SERVED, save_tiny_model
 
 ROWS: dict[str, Row] = {row["model_type"]: row for row in read_survey()["rows"]}
@@ -33,6 +33,7 @@ SOME = (
 
 
 def test_the_page_is_written_from_the_table() -> None:
+    assert TABLE.read_text(encoding="utf-8") == table_text(read_survey())
     assert PAGE.read_text(encoding="utf-8") == architectures_page(read_survey())
 
 

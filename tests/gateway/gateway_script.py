@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -204,3 +204,9 @@ def started(prepared: Prepared) -> Prepared:
             for request in prepared.requests
         ),
     )
+
+
+async def until(condition: Callable[[], bool], within_s: float = 30.0) -> None:
+    async with asyncio.timeout(within_s):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)

@@ -9,17 +9,11 @@ from __future__ import annotations
 
 from outrider.engine.sampling.coupling import coupled_sample
 from outrider.shared.messages import Proposal
-from outrider.verifier_service.acceptance.outcome import ROOT, Acceptance, LawAt, children_of
+from outrider.verifier_service.acceptance.outcome import Acceptance, LawAt, agreed_path
 
 
 def accept(law_at: LawAt, proposal: Proposal, *, stream_key: int) -> Acceptance:
-    children = children_of(proposal)
-    node = ROOT
-    accepted: list[int] = []
-    while True:
-        token = coupled_sample(law_at(node), stream_key, proposal.base_len + len(accepted))
-        child = next((child for child in children.get(node, ()) if proposal.token_ids[child] == token), None)
-        if child is None:
-            return Acceptance(tuple(accepted), token)
-        node = child
-        accepted.append(child)
+    def token_after(node: int, num_accepted: int) -> int:
+        return coupled_sample(law_at(node), stream_key, proposal.base_len + num_accepted)
+
+    return agreed_path(proposal, token_after)

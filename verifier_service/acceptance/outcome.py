@@ -1,4 +1,4 @@
-"""Arguments and result of an acceptance rule."""
+"""Arguments and result of an acceptance rule, and the walk that several rules share."""
 
 from __future__ import annotations
 
@@ -33,3 +33,20 @@ def children_of(proposal: Proposal) -> dict[int, list[int]]:
     for node, parent in enumerate(parents):
         children.setdefault(parent, []).append(node)
     return children
+
+
+def agreed_path(proposal: Proposal, token_after: Callable[[int, int], int]) -> Acceptance:
+    """Goes down as far as the draft has the target's own tokens.
+
+    token_after: the target's token after a node, given the number of nodes accepted so far.
+    """
+    children = children_of(proposal) if proposal.token_ids else {}
+    node = ROOT
+    accepted: list[int] = []
+    while True:
+        token = token_after(node, len(accepted))
+        child = next((child for child in children.get(node, ()) if proposal.token_ids[child] == token), None)
+        if child is None:
+            return Acceptance(tuple(accepted), token)
+        node = child
+        accepted.append(child)

@@ -12,17 +12,8 @@ import numpy as np
 
 from outrider.engine.sampling.laws import draw, probabilities
 from outrider.shared.messages import Proposal
-from outrider.verifier_service.acceptance.outcome import ROOT, Acceptance, LawAt, children_of
+from outrider.verifier_service.acceptance.outcome import Acceptance, LawAt, agreed_path
 
 
 def accept(law_at: LawAt, proposal: Proposal, *, rng: np.random.Generator) -> Acceptance:
-    children = children_of(proposal)
-    node = ROOT
-    accepted: list[int] = []
-    while True:
-        token = draw(probabilities(law_at(node)), rng)
-        child = next((child for child in children.get(node, ()) if proposal.token_ids[child] == token), None)
-        if child is None:
-            return Acceptance(tuple(accepted), token)
-        node = child
-        accepted.append(child)
+    return agreed_path(proposal, lambda node, _: draw(probabilities(law_at(node)), rng))

@@ -12,11 +12,12 @@ import logging
 import time
 from collections.abc import Callable
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry
 
 from outrider.drafting.serving.loading import DraftLoader
 from outrider.shared.errors import InvalidRequest
 from outrider.shared.machine.memory import give_back_freed_memory
+from outrider.shared.telemetry import MetricsOf
 from outrider.verifier_service.config import VerifierConfig
 from outrider.verifier_service.engine import VerifierEngine
 from outrider.verifier_service.reload.candidate import Candidate, read_candidate
@@ -35,19 +36,12 @@ class TargetMetrics:
     """Which version of the target serves, and what became of others."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.version = Gauge(
-            "outrider:target_version", "Version of the target's weights; 1: the first.", registry=registry
-        )
+        make = MetricsOf(registry)
+        self.version = make.gauge("target_version", "Version of the target's weights; 1: the first.")
         self.version.set(1)
-        self.reloads = Counter(
-            "outrider:target_reloads",
-            "Loads of other weights of the target, by outcome: taken, same or refused.",
-            ["outcome"],
-            registry=registry,
-        )
-        self.ended = Counter(
-            "outrider:target_reload_ended_sessions", "Sessions that other weights ended.", registry=registry
-        )
+        text = "Loads of other weights of the target, by outcome: taken, same or refused."
+        self.reloads = make.counter("target_reloads", text, ("outcome",))
+        self.ended = make.counter("target_reload_ended_sessions", "Sessions that other weights ended.")
 
 
 class TargetReloader:

@@ -207,7 +207,8 @@ class _Host:
         if self._drafter is None:
             LocalSession(
                 self._events, self._server.costs, self._verifier, self._drafting, self.count,
-                {DRAFT_METHOD: text, **self._other_texts}, start, num_tokens, world.num_prompt_rows, self._ended,
+                {DRAFT_METHOD: text, **self._other_texts}, start, num_tokens, self._ended,
+                num_pending=world.num_prompt_rows,
             ).begin()  # fmt: skip
         else:
             self._begin_remote(self._drafter, Request(num_tokens, world.num_prompt_rows, (), text, start))

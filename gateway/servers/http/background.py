@@ -84,8 +84,7 @@ class BackgroundAnswer(HttpAnswer):
             raise
 
     def _so_far(self, status: str) -> ResponseBody:
-        service = self._service
-        return WholeResponse(self._prepared, service.tokenizer, service.spec_metrics, service.version).so_far(status)
+        return WholeResponse(self._prepared, self._settings).so_far(status)
 
 
 async def _until(ended: asyncio.Future[Any], updates: AsyncGenerator[Indexed, None]) -> AsyncGenerator[Indexed, None]:

@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from outrider.gateway.answers.forms import answer_stream, whole_answer
 from outrider.gateway.openai.answer_body import to_json
+from outrider.gateway.openai.usage import AnswerSettings
 from outrider.gateway.request.answers import Prepared
 from outrider.gateway.request.event_cursor import NOTHING_SEEN, EventCursor
 from outrider.gateway.request.tracing import ending
@@ -112,6 +113,7 @@ class HttpAnswer(Response):
         self._prepared = prepared
         self._load = load
         self._seen = seen
+        self._settings = AnswerSettings(service.tokenizer, service.spec_metrics, service.version, service.receipt_key)
         self._num_updates = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -129,10 +131,7 @@ class HttpAnswer(Response):
 
     async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            service = self._service
-            answer = whole_answer(
-                self._prepared, service.tokenizer, service.spec_metrics, service.version, service.receipt_key
-            )
+            answer = whole_answer(self._prepared, self._settings)
             async with self._updates() as updates:
                 async for prompt_index, update in updates:
                     answer.add(prompt_index, update)
@@ -147,10 +146,7 @@ class HttpAnswer(Response):
         started = time.monotonic()
         comments = asyncio.create_task(self._comment_while_waiting(send))
         try:
-            service, seen = self._service, self._seen or NOTHING_SEEN
-            answer = answer_stream(
-                self._prepared, service.tokenizer, service.spec_metrics, service.version, seen, service.receipt_key
-            )
+            answer = answer_stream(self._prepared, self._settings, self._seen or NOTHING_SEEN)
             async with self._updates() as updates:
                 async for prompt_index, update in updates:
                     if not self._num_updates:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 import httpx
 import pytest
-from gateway_script import NoLog, Script, ScriptedService
+from gateway_script import NoLog, Script, ScriptedService, until
 from gateway_servers import ALICE, BOB, GatewayServers, key_file, open_servers
 
 from outrider.gateway.admission.quotas import Account, Quotas, TokenBucket, metered
@@ -39,12 +39,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-async def until(condition: Callable[[], bool], within_s: float = 30.0) -> None:
-    async with asyncio.timeout(within_s):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
 
 
 def bearer(key: str) -> dict[str, str]:

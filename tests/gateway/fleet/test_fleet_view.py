@@ -14,7 +14,14 @@ from gateway_servers import ALICE, key_file, open_servers
 from outrider.gateway.config import GatewayConfig
 from outrider.gateway.fleet.pool import Member
 from outrider.gateway.fleet.view import fleet_view
-from outrider.shared.messages import DrafterInfo, DraftMethodInfo, Learning, RowInvarianceCertificate, VerifierInfo
+from outrider.shared.messages import (
+    DrafterInfo,
+    DraftHead,
+    DraftMethodInfo,
+    Learning,
+    RowInvarianceCertificate,
+    VerifierInfo,
+)
 
 VERIFIER = VerifierInfo(
     model="demo-target",
@@ -34,13 +41,21 @@ VERIFIER = VerifierInfo(
     max_sessions=32,
     noise_version=1,
     certificate=RowInvarianceCertificate(True),
-    local_methods=(DraftMethodInfo("suffix"),),
+    local_methods=(DraftMethodInfo("suffix"), DraftMethodInfo("eagle3", heads=(DraftHead("code", "runs/code", 2, 5),))),
     numerics="bfloat16/cpu/cpu/tp1/00",
     target_version=2,
     learning=Learning(
         20_000, num_taken=1, tokens_before=1.5, tokens_after=1.75, refusal="it loses", num_salts=3, num_salt_heads=2
     ),
 )
+HEAD = {
+    "name": "code",
+    "model": "runs/code",
+    "version": 2,
+    "num_sessions": 5,
+    "num_drafts": 0,
+    "num_accepted_tokens": 0,
+}
 METHODS = (DraftMethodInfo("draft_model", "demo-draft"), DraftMethodInfo("ngram"))
 DRAFTER = DrafterInfo("1.2.3", METHODS, noise_version=1, num_sessions=2, max_sessions=64)
 
@@ -73,7 +88,10 @@ async def test_members_that_answer(channel: grpc.aio.Channel) -> None:
                 "numerics": "bfloat16/cpu/cpu/tp1/00",
                 "target_version": 2,
                 "next_numerics": "",
-                "methods": [{"name": "suffix", "model": "", "version": 0, "heads": []}],
+                "methods": [
+                    {"name": "suffix", "model": "", "version": 0, "heads": []},
+                    {"name": "eagle3", "model": "", "version": 0, "heads": [HEAD]},
+                ],
                 "learning": {
                     "num_tokens": 20_000,
                     "num_dropped_tokens": 0,

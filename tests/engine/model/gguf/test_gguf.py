@@ -32,11 +32,6 @@ _LENGTH = 60
 _TOLERANCE = 2e-5
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 def written(tmp_path: Path, name: str, kind: str = "F32", **more: Any) -> tuple[Path, Path]:
     """(the checkpoint, its GGUF file)"""
     return gguf_model(tmp_path, name, kind, more)

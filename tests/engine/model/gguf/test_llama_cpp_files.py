@@ -88,11 +88,6 @@ _FLOAT32 = {"shared_expert_gate", "proj", "prediction_coefs", "correction_coefs"
 _NEVER_PACKED = {*_FLOAT32, "0", "in_proj_gate", "linear_right", "per_layer_projection"}
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 def expected(name: str) -> tuple[list[int], torch.Tensor, dict[str, Any]]:
     with safe_open(_FOLDER / f"{name}.safetensors", framework="pt") as file:
         token_ids, logits = file.get_tensor("token_ids").tolist(), file.get_tensor("logits")

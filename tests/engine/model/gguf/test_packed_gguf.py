@@ -45,11 +45,6 @@ KINDS: dict[str, tuple[str, str, dict[str, str]]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 def packed_file(folder: Path, name: str) -> Path:
     model, kind, others = KINDS[name]
     return gguf_model(folder, model, kind, None, others)[1]

@@ -22,11 +22,6 @@ pytestmark = [pytest.mark.gpu, pytest.mark.storm]
 _TOKENS = [(11 * place) % (len(VOCABULARY) - 3) + 3 for place in range(9)]
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
 def test_tied_weights_of_several_kinds_stay_packed(tmp_path: Path) -> None:
     others = {"token_embd": "Q8_0", "attn_v": "Q8_0", "ffn_down": "Q4_1"}
     file = gguf_model(tmp_path, "llama-biases-tied", "Q4_0", None, others)[1]

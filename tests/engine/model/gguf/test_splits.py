@@ -26,10 +26,7 @@ _PIECES: dict[str, list[list[str]]] = json.loads(
 @pytest.mark.parametrize(
     ("pre", "texts"), [(pre, texts) for names, texts in _PIECES.items() for pre in names.split(",")]
 )
-def test_texts_are_split_as_the_file_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pre: str, texts: list[list[str]]
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_texts_are_split_as_the_file_says(tmp_path: Path, pre: str, texts: list[list[str]]) -> None:
     plain = save_tiny_model(*SERVED["llama"], tmp_path / "original")
     folder = Path(model_folder(str(write_gguf(plain, tmp_path / "model.gguf", "llama", pre=pre))))
     pre_tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json")).pre_tokenizer

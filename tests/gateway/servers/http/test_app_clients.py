@@ -7,7 +7,7 @@ import json
 import re
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -15,7 +15,7 @@ import openai
 import pytest
 import uvicorn
 from asgi_call import AsgiCall
-from gateway_script import Script, ScriptedService
+from gateway_script import Script, ScriptedService, until
 
 from outrider.gateway.request.tokenizer import Tokenizer
 from outrider.gateway.request.types import GenerationUpdate, ValidRequest
@@ -33,14 +33,6 @@ def without_ids(chunk: bytes) -> bytes:
 
 
 # ---- clients that hang up ---------------------------------------------------------------------------------------
-
-
-async def until(condition: Callable[[], bool], within_s: float = 30.0) -> None:
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + within_s
-    while not condition():
-        assert loop.time() < deadline, "the condition did not come true in time"
-        await asyncio.sleep(0.005)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
 import pytest
-from gateway_script import Script, ScriptedService
+from gateway_script import Script, ScriptedService, until
 from gateway_servers import GatewayServers, open_servers
 
 from outrider.gateway.config import GatewayConfig
@@ -57,12 +57,6 @@ async def is_closed(reader: asyncio.StreamReader, within_s: float) -> bool:
         return True
     except TimeoutError:
         return False
-
-
-async def until(condition: Callable[[], bool], within_s: float = 30.0) -> None:
-    async with asyncio.timeout(within_s):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
 
 
 # ---- heads ------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 import httpx
 import pytest
-from gateway_script import Script, ScriptedService
+from gateway_script import Script, ScriptedService, until
 from gateway_servers import GatewayServers, open_servers
 
 from outrider.gateway.config import GatewayConfig
@@ -44,12 +44,6 @@ async def servers_with(
         httpx.AsyncClient(base_url=servers.url, timeout=60) as http,
     ):
         yield servers, http
-
-
-async def until(condition: Callable[[], bool], within_s: float = 30.0) -> None:
-    async with asyncio.timeout(within_s):
-        while not condition():  # noqa: ASYNC110
-            await asyncio.sleep(0.005)
 
 
 # ---- deadlines --------------------------------------------------------------------------------------------------
