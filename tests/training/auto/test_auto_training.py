@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import signal
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -171,10 +171,14 @@ RATES = Rates(written=100.0, trained=200.0, turn_tokens=10.0, prompt_tokens=5.0,
 
 def test_the_plan_fills_the_time() -> None:
     found = plan(RATES, 10_000.0, None)
-    assert (found.num_turns, found.num_questions, found.writing_s) == (3500, 3500, 3500.0)
-    assert found.training_tokens == pytest.approx(min(5500.0 * 200, 4 * 3500 * 100))
-    assert found.training_s == pytest.approx(5500.0)
-    assert plan(RATES, 10_000.0, 50).num_questions == 50, "there are no more in the file"
+    assert (found.num_turns, found.num_questions, found.writing_s) == (4500, 4500, 4500.0)
+    assert found.training_tokens == pytest.approx(2 * 4500 * 100), "two epochs"
+    assert found.training_s == pytest.approx(4500.0)
+    slow = plan(replace(RATES, trained=10.0), 10_000.0, None)
+    assert slow.writing_s + slow.training_s == pytest.approx(9000, rel=0.01)
+    few = plan(RATES, 10_000.0, 50)
+    assert few.num_questions == 50, "there are no more in the file"
+    assert few.training_tokens == pytest.approx(4 * 50 * 100), "they are read again, but not without end"
     assert plan(RATES, 0.0, None).num_questions == 16, "the fewest that are worth it"
 
 
@@ -183,7 +187,7 @@ def test_steps_are_those_that_fit(tmp_path: Path) -> None:
     data = tmp_path / "data.jsonl"
     row = {"prompt_token_ids": [1] * 5, "token_ids": [1] * 45}
     data.write_text((json.dumps(row) + "\n") * 800)
-    assert num_steps(data, RATES, 130.0) == int(130 * 0.55 / 0.65 / 2)
+    assert num_steps(data, RATES, 130.0) == int(130 * 0.85 / 2)
     assert num_steps(data, RATES, 1e9) == 4 * 800 // 8, "no more than four epochs"
     assert num_steps(data, RATES, -5.0) == 1
 
