@@ -31,6 +31,7 @@ from outrider.training.frozen_target import FrozenTarget
 from outrider.training.head_trainer import HeadTrainer, make_accelerator
 from outrider.training.heads.interface import Batch, Objective, TargetView
 from outrider.training.heads.registry import build_objective
+from outrider.training.optim import multiplies_bfloat16
 from outrider.training.progress import Progress
 from outrider.training.run_config import OptimizationConfig, RunConfig, check_export_dtype
 from outrider.training.run_record import Interrupted, Meter, RunRecord, stop_requests
@@ -82,18 +83,13 @@ def run(config: RunConfig, progress: Progress, watch: Watch | None = None) -> Pa
 
 
 def with_precision(optimization: OptimizationConfig, device: str, saved: dict[str, Any] | None) -> OptimizationConfig:
-    """Returns `optimization` with the precision of the run that is resumed, or the one that this machine is fast at.
-
-    A CPU without products of bfloat16 computes them one by one, in many times the time of float32's.
-    """
+    """Returns `optimization` with the precision of the run that is resumed, or the one that this machine is fast at."""
     if optimization.precision != "auto":
         return optimization
     if saved is not None:
         return replace(optimization, precision=saved["optimization"]["precision"])
-    multiplies_bf16 = (device != "cpu" and torch.cuda.is_available()) or any(
-        available is True and name.endswith("bf16") for name, available in torch.cpu.get_capabilities().items()
-    )
-    return replace(optimization, precision="bf16" if multiplies_bf16 else "fp32")
+    device_type = "cuda" if device != "cpu" and torch.cuda.is_available() else "cpu"
+    return replace(optimization, precision="bf16" if multiplies_bfloat16(device_type) else "fp32")
 
 
 def _recorded(config: RunConfig, target: FrozenTarget) -> RecordedStates | None:
