@@ -34,7 +34,7 @@ _VISITS = 3
 _WINDOWS = 8
 _OLDER_WINDOWS = 2
 # learning rate of AdamW for a head that is good already: higher ones lose first, whatever the text. Muon learns as
-# fast, but its products are bfloat16's, which CPUs without them compute one by one.
+# fast, and its steps cost more.
 _LR = 3e-4
 _WARMUP_STEPS = 10
 # share of the steps; after them the rates fall to nothing
