@@ -38,8 +38,6 @@ from outrider.verifier_service.admission import check_spec, check_start
 from outrider.verifier_service.auto_drafting import AutoDrafting
 from outrider.verifier_service.hidden_states import keep_layers, read_rows, rows_to_send
 from outrider.verifier_service.host_sampling import drawn_outputs
-from outrider.verifier_service.learning.places import SaltPlaces
-from outrider.verifier_service.learning.tap import Tap
 from outrider.verifier_service.local_drafting import LocalDrafting
 from outrider.verifier_service.metrics import VerifierMetrics
 from outrider.verifier_service.reply_queue import ReplyQueue
@@ -132,9 +130,8 @@ class VerifierEngine:
         )
         infos = {name: method.info for name, method in self._local.methods.items()}
         self._auto = AutoDrafting(step_costs, infos, limits.max_model_len)
-        self.tap: Tap | None = None
         # Called with each session that ends, while it has its KV blocks.
-        self._record: Callable[[VerifierSession], None] | None = None
+        self._on_end: list[Callable[[VerifierSession], None]] = []
         # Of the target's weights; written on the engine's thread.
         self.target_version = 1
         self._thread = EngineThread(
@@ -165,18 +162,13 @@ class VerifierEngine:
     def local_methods(self) -> tuple[DraftMethodInfo, ...]:
         return tuple(method.info for method in self._local.methods.values())
 
-    def tap_for(
-        self, layers: tuple[int, ...], count: Callable[[str, int], None], places: SaltPlaces | None = None
-    ) -> Tap:
-        """Has ended sessions tapped for a learner that needs these layers. Call it before `start`."""
-        keep_layers(self._hidden, layers, self._runner.loaded.num_layers)
-        self.tap = Tap(layers, self.read_rows, count, places)
-        return self.tap
+    def when_sessions_end(self, take: Callable[[VerifierSession], None], layers: tuple[int, ...]) -> None:
+        """Gives `take` each session that ends, on the engine's thread, while it has its KV blocks.
 
-    def record_to(self, record: Callable[[VerifierSession], None], layers: tuple[int, ...]) -> None:
-        """Has ended sessions recorded, with these layers, on the engine's thread. Call it before `start`."""
+        layers: hidden states that it reads by `read_rows`. Call it before `start`.
+        """
         keep_layers(self._hidden, layers, self._runner.loaded.num_layers)
-        self._record = record
+        self._on_end.append(take)
 
     def start(self) -> None:
         self._thread.start()
@@ -335,10 +327,8 @@ class VerifierEngine:
             with self._lock:
                 self._num_open -= 1
             try:
-                if self.tap is not None:
-                    self.tap.take(session)
-                if self._record is not None:
-                    self._record(session)
+                for take in self._on_end:
+                    take(session)
             finally:
                 self._scheduler.release(session)
                 self._local.close(session)

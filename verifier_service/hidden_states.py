@@ -5,7 +5,7 @@ Not here: storing them (engine/attention/hidden_store).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -13,6 +13,9 @@ from outrider.engine.attention.hidden_store import HiddenStateStore
 from outrider.shared.errors import InvalidRequest
 from outrider.shared.messages import HiddenStates
 from outrider.verifier_service.session import VerifierSession
+
+# (sessions with a first position each, layers) -> for each the first position read and its rows (read_rows).
+ReadRows = Callable[[Sequence[tuple[VerifierSession, int]], tuple[int, ...]], list[tuple[int, torch.Tensor]]]
 
 # bytes per commit; the rest follows with the next commits; chosen: 680 rows of three layers of 4,096 in bf16
 MAX_BYTES = 16 * 2**20

@@ -17,18 +17,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import torch
-
 from outrider.drafting.methods.interface import DraftMethod
 from outrider.drafting.serving.versions import VersionedMethod
 from outrider.drafting.session import LONG_REPORT, DraftSession
 from outrider.shared.messages import DraftMethodInfo, DraftStep, LocalDrafts, Proposal
+from outrider.verifier_service.hidden_states import ReadRows
 from outrider.verifier_service.session import LocalDraft, VerifierSession
 
 log = logging.getLogger(__name__)
-
-# (sessions with a first position each, layers) -> hidden states from there on (hidden_states.read_rows).
-ReadRows = Callable[[Sequence[tuple[VerifierSession, int]], tuple[int, ...]], list[tuple[int, torch.Tensor]]]
 
 
 @dataclass

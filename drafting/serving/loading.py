@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry
 
 from outrider.drafting.checkpoints.recognise import recognise
 from outrider.drafting.methods.interface import DraftMethod
@@ -25,6 +25,7 @@ from outrider.engine.model.loaded import LoadedModel
 from outrider.shared.draft_policy.named_drafts import NamedDraft
 from outrider.shared.errors import ConfigError, InvalidRequest, Overloaded
 from outrider.shared.messages import DraftMethodInfo
+from outrider.shared.telemetry import MetricsOf
 
 # versions of a method that only open sessions still have; each has a cache of its own, as those that new ones get
 _MOST_OLDER = 2
@@ -42,12 +43,9 @@ class DraftVersionMetrics:
     """What was loaded, and which version serves."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._version = Gauge(
-            "outrider:draft_version", "Version of a method's weights; 1: the first.", ["method"], registry=registry
-        )
-        self._loads = Counter(
-            "outrider:draft_loads", "Loads of weights for drafting, by outcome.", ["outcome"], registry=registry
-        )
+        make = MetricsOf(registry)
+        self._version = make.gauge("draft_version", "Version of a method's weights; 1: the first.", ("method",))
+        self._loads = make.counter("draft_loads", "Loads of weights for drafting, by outcome.", ("outcome",))
 
     def serves(self, method: str, info: DraftMethodInfo) -> None:
         """method: its name, for one of several heads METHOD/HEAD."""

@@ -264,7 +264,7 @@ def _recording(auto: AutoRun) -> tuple[str, ...]:
 
 
 def _recorded(auto: AutoRun) -> Path | None:
-    """The folder of hidden states; None where so many answers have none that the target is run instead."""
+    """The folder of hidden states; None: too few answers have any, and the target is run instead."""
     try:
         recorded = RecordedStates(auto.states, weights_digest(auto.target))
     except ConfigError:

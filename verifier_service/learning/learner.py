@@ -37,7 +37,7 @@ from outrider.verifier_service.learning.tap import Tap
 _LEARNING = ("eagle3", "dspark", "dflash", "medusa")
 # starts; a process that has died so often is not started again
 _MOST_STARTS = 4
-# seconds; how long the process may take to end by itself once its input has
+# seconds; that the process gets to end by itself after its input has ended
 _END_S = 5.0
 
 
@@ -88,7 +88,9 @@ def build_learner(
         hidden_size=loaded.hidden_size,
     )
     log.info("learner: %s is trained further on what is served, with %.0f %% of a core", head, 100 * config.learn_share)
-    return Learner(settings, engine.tap_for(layers, record.count_tokens, places), loader, record, log, places)
+    tap = Tap(layers, engine.read_rows, record.count_tokens, places)
+    engine.when_sessions_end(tap.take, layers)
+    return Learner(settings, tap, loader, record, log, places)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from outrider.shared.errors import InvalidRequest
 # salts; most that have a head of their own: each has weights, a cache of --local-kv-cache-mb and, in a round with
 # sessions of several salts, a forward of its own
 _MOST_PLACES = 8
-# share of a place's memory that is for the newest text to train on (training/learner/inbox: half of nine tenths)
+# share of a place's memory that is for the newest text to train on (training/learner/windows: half of nine tenths)
 _NEWEST_SHARE = 0.45
 # tokens; least that a place's memory is for: a tenth is for held-back text, and a judgement needs 12 windows of 256
 # tokens, of which two may not fit
@@ -25,8 +25,8 @@ NO_PLACE = 0
 # salts; most whose output is counted, of at most 256 characters each; beyond it the one with the least output is
 # forgotten
 _MOST_COUNTED = 1024
-# cycles; of output by all salts together, for each place: after so many counts are halved, so that a tenant who has
-# gone gives way
+# cycles per place; when all salts together have had so much output, every count is halved, so that a tenant who
+# has gone gives way
 _HALVED_AFTER = 8
 
 

@@ -7,9 +7,10 @@ import threading
 from collections.abc import Callable, Mapping
 from statistics import fmean
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
+from prometheus_client import CollectorRegistry
 
 from outrider.shared.messages import Learning
+from outrider.shared.telemetry import MetricsOf
 
 _TOKENS = {"taken": "num_tokens", "dropped": "num_dropped_tokens", "private": "num_private_tokens"}
 
@@ -20,31 +21,27 @@ class LearningRecord:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._lock = threading.Lock()
         self._now = Learning()
-        self._tokens = Counter(
-            "outrider:learner_tokens",
+        make = MetricsOf(registry)
+        self._tokens = make.counter(
+            "learner_tokens",
             "Output tokens of ended sessions: taken to learn from, dropped as the learner was behind or had no place "
             "for their salt, or private.",
-            ["outcome"],
-            registry=registry,
+            ("outcome",),
         )
-        self._heads = Counter(
-            "outrider:learned_heads",
+        self._heads = make.counter(
+            "learned_heads",
             "Heads in training: refused by the judgement, taken after a trial, or rolled_back by it.",
-            ["outcome"],
-            registry=registry,
+            ("outcome",),
         )
-        self._length = Gauge(
-            "outrider:learner_tokens_per_round",
+        self._length = make.gauge(
+            "learner_tokens_per_round",
             "Expected tokens a round on held-back text, at the last judgement, of the serving and the learned head.",
-            ["head", "law"],
-            registry=registry,
+            ("head", "law"),
         )
-
-        self._salts = Gauge(
-            "outrider:learner_salts",
+        self._salts = make.gauge(
+            "learner_salts",
             "Cache salts whose text is learned from apart, and those of them that a learned head drafts for.",
-            ["have"],
-            registry=registry,
+            ("have",),
         )
         self._num_salts = self._num_salt_heads = _none
 

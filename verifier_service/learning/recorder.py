@@ -11,11 +11,10 @@ import queue
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 from safetensors import SafetensorError
 
 from outrider.drafting.recorded_states import RecordedSession, next_path, recorded_layers, write_states
@@ -23,6 +22,7 @@ from outrider.engine.model.weights_digest import weights_digest
 from outrider.shared.errors import ConfigError
 from outrider.verifier_service.config import VerifierConfig
 from outrider.verifier_service.engine import VerifierEngine
+from outrider.verifier_service.hidden_states import ReadRows
 from outrider.verifier_service.learning.tap import may_learn_from
 from outrider.verifier_service.session import VerifierSession
 
@@ -33,8 +33,6 @@ _WAITING_BYTES = 256 << 20
 # bytes, and seconds since its first session; after either a file is written, so that a kill loses little
 _FILE_BYTES, _FILE_S = 64 << 20, 20.0
 _GIB = 1 << 30
-
-ReadRows = Callable[[Sequence[tuple[VerifierSession, int]], tuple[int, ...]], list[tuple[int, torch.Tensor]]]
 
 
 def build_recorder(config: VerifierConfig, engine: VerifierEngine, log: logging.Logger) -> StatesRecorder:
@@ -55,7 +53,7 @@ def build_recorder(config: VerifierConfig, engine: VerifierEngine, log: logging.
     log.info("hidden states of layers %s are recorded in %s, with the texts", layers, folder)
     weights = weights_digest(Path(config.model))
     recorder = StatesRecorder(folder, layers, weights, max_bytes, engine.read_rows, log)
-    engine.record_to(recorder.take, layers)
+    engine.when_sessions_end(recorder.take, layers)
     return recorder
 
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import queue
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from outrider.shared.messages import SessionSpec
 from outrider.shared.sampling_params import SpeculationMode
+from outrider.verifier_service.hidden_states import ReadRows
 from outrider.verifier_service.learning.places import NO_PLACE, SaltPlaces
 from outrider.verifier_service.session import VerifierSession
 
@@ -55,7 +56,7 @@ class Tap:
     def __init__(
         self,
         layers: tuple[int, ...],
-        read_rows: Callable[[Sequence[tuple[VerifierSession, int]], tuple[int, ...]], list[tuple[int, torch.Tensor]]],
+        read_rows: ReadRows,
         count: Callable[[str, int], None],
         places: SaltPlaces | None = None,
     ) -> None:

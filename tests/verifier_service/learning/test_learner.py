@@ -26,6 +26,7 @@ from outrider.verifier_service.config import VerifierConfig
 from outrider.verifier_service.learning.learner import Learner, LearnerSettings
 from outrider.verifier_service.learning.places import SaltPlaces
 from outrider.verifier_service.learning.record import LearningRecord
+from outrider.verifier_service.learning.tap import Tap
 from outrider.verifier_service.local_methods import build_local_methods, draft_loader
 from tests.grid.driver import Driver, Session
 from tests.grid.heads import save_random_head
@@ -123,7 +124,8 @@ def serving(
     engine = pool.engine
     layers = (*method.info.hidden_layers, pools.target.num_layers)
     record = LearningRecord(pool.registry)
-    tap = engine.tap_for(layers, record.count_tokens, places)
+    tap = Tap(layers, engine.read_rows, record.count_tokens, places)
+    engine.when_sessions_end(tap.take, layers)
     settings = LearnerSettings(str(heads["first"]), pools.target.path, str(folder), 1.0, 1000, 16, "float32", 64)
     loader = draft_loader(config, engine, pool.registry, logging.getLogger())
     command = (sys.executable, "-c", PRELUDE + script)

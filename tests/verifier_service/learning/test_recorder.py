@@ -38,7 +38,7 @@ def engine(loaded: LoadedModel, certificate: Certificate) -> Iterator[VerifierEn
 
 def recorder_of(engine: VerifierEngine, folder: Path, max_bytes: int = 1 << 20) -> StatesRecorder:
     recorder = StatesRecorder(folder, LAYERS, "digest", max_bytes, engine.read_rows, LOG)
-    engine.record_to(recorder.take, LAYERS)
+    engine.when_sessions_end(recorder.take, LAYERS)
     recorder.start()
     return recorder
 
@@ -115,7 +115,7 @@ def test_a_slow_disk_costs_recordings_and_no_memory(
 ) -> None:
     monkeypatch.setattr("outrider.verifier_service.learning.recorder._WAITING_BYTES", 1)
     recorder = StatesRecorder(tmp_path, LAYERS, "digest", 1 << 20, engine.read_rows, LOG)
-    engine.record_to(recorder.take, LAYERS)
+    engine.when_sessions_end(recorder.take, LAYERS)
     serve(engine, [make_spec(prompt_of(seed), GREEDY) for seed in range(3)])  # nothing is written yet
     recorder.start()
     recorder.stop()

@@ -42,7 +42,9 @@ class Tapped:
 def tapped(loaded: LoadedModel, certificate: Certificate) -> Iterator[Tapped]:
     counts: Counter[str] = Counter()
     with running_engine(loaded, certificate) as engine:
-        yield Tapped(engine, engine.tap_for(LAYERS, lambda name, number: counts.update({name: number})), counts)
+        tap = Tap(LAYERS, engine.read_rows, lambda name, number: counts.update({name: number}))
+        engine.when_sessions_end(tap.take, LAYERS)
+        yield Tapped(engine, tap, counts)
 
 
 def test_a_window_has_the_sessions_tokens_and_transformers_rows(tapped: Tapped, checkpoint: Path) -> None:
@@ -112,7 +114,8 @@ def tapped_per_salt(loaded: LoadedModel, certificate: Certificate) -> Iterator[T
     counts: Counter[str] = Counter()
     places = SaltPlaces(2, 1000)
     with running_engine(loaded, certificate) as engine:
-        tap = engine.tap_for(LAYERS, lambda name, number: counts.update({name: number}), places)
+        tap = Tap(LAYERS, engine.read_rows, lambda name, number: counts.update({name: number}), places)
+        engine.when_sessions_end(tap.take, LAYERS)
         yield Tapped(engine, tap, counts)
 
 
