@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -47,7 +49,9 @@ class ServerProcess:
     def __enter__(self) -> Self:
         with self._log.open("wb") as out:
             try:
-                self._process = subprocess.Popen(self._command, stdout=out, stderr=subprocess.STDOUT, env=self._environ)
+                self._process = subprocess.Popen(
+                    self._command, stdout=out, stderr=subprocess.STDOUT, env=self._environ, start_new_session=True
+                )
             except OSError as error:
                 raise ConfigError(f"{self._option} {self._command[0]}: {error.strerror}") from error
         try:
@@ -59,6 +63,15 @@ class ServerProcess:
 
     def __exit__(self, *_exception: object) -> None:
         self._stop()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Holds it and its children still within the `with` block: idle servers of some peers poll."""
+        os.killpg(self._process.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.killpg(self._process.pid, signal.SIGCONT)
 
     def last_words(self) -> str:
         """The end of its output."""

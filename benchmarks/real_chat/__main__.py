@@ -1,8 +1,8 @@
 """Chat on real weights, with peers: `python -m benchmarks.real_chat FILE.gguf`.
 
-One run on one machine, all systems serving at once, alternating: this one plain, with every method that it serves and
-with `auto`; llama.cpp's server on the same file; vLLM's CPU build on the same weights, dequantised. The questions are
-in no data set, answers end where the model ends them, and no run sees the answers or prefixes of another.
+One run on one machine, all systems in turn, peers held still while another answers: this one plain, with every method
+that it serves and with `auto`; llama.cpp's server on the same file; vLLM's CPU build on the same weights, dequantised.
+The prompts are in no data set, answers end where the model ends them, and no run sees answers or prefixes of another.
 Figures are medians over rounds, each with other questions. Rows go to benchmarks/results/real_chat.jsonl.
 """
 
@@ -22,7 +22,7 @@ import typer
 from rich.console import Console
 
 from benchmarks.real_chat import report, systems
-from benchmarks.real_chat.questions import QUESTIONS
+from benchmarks.real_chat.questions import PROMPTS
 from benchmarks.real_chat.traffic import Run, Variant, send
 from benchmarks.records import quantiles, save_rows
 from outrider.client.bench.acceptance import total
@@ -38,11 +38,21 @@ Xllamacpp = Annotated[
     Path | None,
     typer.Option(exists=True, dir_okay=False, help="A Python that has xllamacpp: llama.cpp's server out of it."),
 ]
-Vllm = Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="A Python that has vLLM for CPUs.")]
+Vllm = Annotated[
+    Path | None,
+    typer.Option(exists=True, dir_okay=False, help="A Python that has vLLM for CPUs; with --head drafts with it too."),
+]
+LlamaHead = Annotated[
+    Path | None,
+    typer.Option(exists=True, dir_okay=False, help="An EAGLE-3 head as llama.cpp reads it, measured there."),
+]
 
 
 @dataclass(frozen=True)
 class Load:
+    """prompts: a name in PROMPTS."""
+
+    prompts: str
     temperature: float
     num_streams: int
 
@@ -50,18 +60,25 @@ class Load:
         """Others in each round, as long as there are some."""
         most = max(_MOST_QUESTIONS, self.num_streams)
         count = min(max(_FEWEST_QUESTIONS, 2 * self.num_streams), most)
-        return [QUESTIONS[(round_index * count + place) % len(QUESTIONS)] for place in range(count)]
+        texts = PROMPTS[self.prompts]
+        return [texts[(round_index * count + place) % len(texts)] for place in range(count)]
 
 
 def main(
     model: Annotated[str, typer.Argument(help="A GGUF file.")],
     head: Annotated[str, typer.Option(help="Draft model or head, also measured; several comma-separated.")] = "",
     lengths: Annotated[str, typer.Option(help="Draft tokens of each method, comma-separated.")] = "5",
+    methods: Annotated[str, typer.Option(help="Of those served, comma-separated; empty: all, and auto.")] = "",
     llama_server: LlamaServer = None,
     xllamacpp: Xllamacpp = None,
+    llama_head: LlamaHead = None,
     vllm: Vllm = None,
     streams: Annotated[str, typer.Option(help="Concurrent streams, comma-separated.")] = "1,4,16",
     temperature: Annotated[list[float] | None, typer.Option(help="May be repeated; 0 and 1 if absent.")] = None,
+    prompts: Annotated[
+        list[str] | None,
+        typer.Option(help="questions or edits (of a given text); may be repeated; questions if absent."),
+    ] = None,
     max_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 96,
     rounds: Annotated[int, typer.Option(help="Repetitions; figures are medians over them.")] = 2,
     plot: Annotated[Path | None, typer.Option(help="Draw a picture here (SVG).")] = None,
@@ -69,18 +86,22 @@ def main(
 ) -> None:
     """Example: python -m benchmarks.real_chat SmolLM2-135M-Instruct.Q4_1.gguf --xllamacpp ~/peers/bin/python"""
     counts = [int(part) for part in streams.split(",")]
-    loads = [Load(degree, count) for degree in temperature or (0.0, 1.0) for count in counts]
+    kinds = prompts or ["questions"]
+    if unknown := sorted({*kinds} - {*PROMPTS}):
+        raise typer.BadParameter(f"{', '.join(unknown)}: must be one of {', '.join(PROMPTS)}", param_hint="--prompts")
+    loads = [Load(kind, degree, count) for kind in kinds for degree in temperature or (0.0, 1.0) for count in counts]
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as until:
         folder, slots = Path(scratch), max(counts)
         drafts = [int(part) for part in lengths.split(",")]
-        variants = systems.outrider(model, head, drafts, folder, until, _say)
-        if llama_server:
-            variants += systems.llama_cpp([str(llama_server)], "--llama-server", Path(model), slots, folder, until)
+        names = [name for name in methods.split(",") if name]
+        variants = systems.outrider(model, head, names, drafts, folder, until, _say)
+        programs = {"--llama-server": [str(llama_server)]} if llama_server else {}
         if xllamacpp:
-            program = systems.llama_server_of_package(xllamacpp)
-            variants += systems.llama_cpp(program, "--xllamacpp", Path(model), slots, folder, until)
+            programs["--xllamacpp"] = systems.llama_server_of_package(xllamacpp)
+        for option, program in programs.items():
+            variants += systems.llama_cpp(program, option, Path(model), llama_head, slots, folder, until)
         if vllm:
-            variants += systems.vllm(vllm, model, slots, folder, until)
+            variants += systems.vllm(vllm, model, head, drafts[0], slots, folder, until)
         rows = [row for load in loads for row in _measure(variants, load, max_tokens, rounds)]
     rows = [{"model": Path(model).name, "head": head, "max_tokens": max_tokens, **row} for row in rows]
     for line in report.table(rows):
@@ -95,22 +116,29 @@ def main(
 def _measure(variants: Sequence[Variant], load: Load, max_tokens: int, rounds: int) -> list[dict[str, Any]]:
     """One row per variant. The order alternates back and forth, so a machine that gets slower favours no variant."""
     runs: dict[Variant, list[Run]] = {variant: [] for variant in variants}
+
+    def run_alone(variant: Variant, questions: Sequence[str], most_tokens: int, label: str) -> Run:
+        with ExitStack() as others:
+            for process in {other.process for other in variants if other.process not in (None, variant.process)}:
+                others.enter_context(process.paused())
+            return _run(variant, load, questions, most_tokens, label)
+
     for variant in variants:
-        _run(variant, load, load.questions(rounds), min(_WARM_UP_TOKENS, max_tokens), "warm-up")
+        run_alone(variant, load.questions(rounds), min(_WARM_UP_TOKENS, max_tokens), "warm-up")
     for round_index in range(rounds):
         for variant in variants[:: -1 if round_index % 2 else 1]:
-            run = _run(variant, load, load.questions(round_index), max_tokens, str(round_index))
+            run = run_alone(variant, load.questions(round_index), max_tokens, str(round_index))
             runs[variant].append(run)
             _say(
-                f"T={load.temperature:g}, {load.num_streams} streams, round {round_index + 1} of {rounds}: "
-                f"{variant.system} {variant.name} {run.tokens_per_s:.1f} tokens/s"
+                f"{load.prompts}, T={load.temperature:g}, {load.num_streams} streams, "
+                f"round {round_index + 1} of {rounds}: {variant.system} {variant.name} {run.tokens_per_s:.1f} tokens/s"
             )
     plain = {variant.system: runs[variant] for variant in variants if variant.name == report.PLAIN}
     return [_row(variant, load, found, plain[variant.system]) for variant, found in runs.items()]
 
 
 def _run(variant: Variant, load: Load, questions: Sequence[str], max_tokens: int, label: str) -> Run:
-    salt = f"{load.temperature:g}-{load.num_streams}-{variant.name}-{label}"
+    salt = f"{load.prompts}-{load.temperature:g}-{load.num_streams}-{variant.name}-{label}"
     bodies = [variant.body(question, max_tokens, load.temperature, salt) for question in questions]
     return asyncio.run(send(variant, bodies, load.num_streams))
 
@@ -125,6 +153,7 @@ def _row(variant: Variant, load: Load, runs: Sequence[Run], plain: Sequence[Run]
     return {
         "system": variant.system,
         "variant": variant.name,
+        "prompts": load.prompts,
         "temperature": load.temperature,
         "num_streams": load.num_streams,
         "tokens_per_s": median(run.tokens_per_s for run in runs),

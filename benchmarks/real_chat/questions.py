@@ -1,9 +1,12 @@
 """Questions as people ask them: to explain, list, write, code, translate, summarise, compare and advise.
 
-Written for this benchmark: no data set has them, so no draft was trained on their answers.
+And edits and summaries of a given text, whose answers repeat much of it. Written for this benchmark: no data set has
+them, so no draft was trained on their answers.
 """
 
 from __future__ import annotations
+
+from itertools import chain
 
 _NOTICE = (
     "The library will be closed from Monday to Wednesday while the heating is replaced. Books that are due on these "
@@ -44,3 +47,52 @@ QUESTIONS = (
     "Write an email that invites colleagues to a farewell lunch on Thursday.",
     "How did people tell the time before there were clocks?",
 )
+
+_MINUTES = (
+    "The committee met on 4 May in the town hall. Mrs Keller reported that the playground needs new swings and that "
+    "the old ones will be taken down before the summer. Mr Brandt asked for three offers by the end of the month. The "
+    "committee agreed to spend at most 6,000 euros and to ask the school for help with the painting."
+)
+_EMAIL = (
+    "Hello everyone, the workshop on Tuesday starts at 10 in room 214 and not at 9 as I wrote before. Please bring "
+    "your laptop and the printed form. Lunch is at half past twelve in the canteen. Whoever cannot come should tell Jonas "
+    "until Friday, so that we order the right number of meals. Best wishes, Petra"
+)
+_FUNCTION = (
+    "def total_price(items, discount):\n    total = 0\n    for item in items:\n"
+    "        total += item.price * item.count\n    if discount > 0:\n        total = total - total * discount\n    return round(total, 2)"
+)
+_PAGE = (
+    "<ul>\n  <li>Monday: soup and bread</li>\n  <li>Tuesday: rice with vegetables</li>\n"
+    "  <li>Wednesday: pasta with tomatoes</li>\n  <li>Thursday: fish and potatoes</li>\n  <li>Friday: pizza</li>\n</ul>"
+)
+
+_ABOUT_PROSE = (
+    "Correct any mistakes in this text and change nothing else:\n\n{}",
+    "Summarise this text in three sentences:\n\n{}",
+    "Rewrite this text in the past tense and keep everything else:\n\n{}",
+    "Copy this text and put every sentence on a line of its own:\n\n{}",
+)
+_ABOUT_CODE = (
+    "Rename total_price to order_total in this function and print all of it:\n\n{}",
+    "Add a docstring to this function and print all of it:\n\n{}",
+    "Add type hints to this function and print all of it:\n\n{}",
+    "Explain this function line by line, quoting each line:\n\n{}",
+)
+_ABOUT_PAGE = (
+    "Change Friday to 'Friday: closed' and print the whole list again:\n\n{}",
+    "Turn this HTML list into a Markdown list:\n\n{}",
+    "Number the days in this list from 1 to 5 and print the whole list again:\n\n{}",
+    "Add Saturday and Sunday to this list and print all of it:\n\n{}",
+)
+
+# One of each kind of text in turn, so that any few in a row are of all kinds.
+EDITS = tuple(
+    chain.from_iterable(
+        (prose.format(_MINUTES), code.format(_FUNCTION), again.format(_EMAIL), page.format(_PAGE))
+        for prose, code, again, page in zip(
+            _ABOUT_PROSE, _ABOUT_CODE, (*_ABOUT_PROSE[2:], *_ABOUT_PROSE[:2]), _ABOUT_PAGE, strict=True
+        )
+    )
+)
+PROMPTS = {"questions": QUESTIONS, "edits": EDITS}

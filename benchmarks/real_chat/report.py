@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 Row = dict[str, Any]
 PLAIN = "off"
 _HEADINGS = (
-    "T", "streams", "system", "variant", "tokens/s", "of its own plain", "of the best peer", "first token, p50",
-    "acceptance length", "same text as plain",
+    "prompts", "T", "streams", "system", "variant", "tokens/s", "of its own plain", "of the best peer",
+    "first token, p50", "acceptance length", "same text as plain",
 )  # fmt: skip
 
 
@@ -28,6 +28,7 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
         ]
         length = row["acceptance_length"]
         cells = (
+            _prompts(row),
             f"{row['temperature']:g}",
             f"{row['num_streams']}",
             row["system"],
@@ -43,9 +44,9 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Tokens/s at the lowest temperature: a group of bars per number of streams, a bar per variant."""
+    """Tokens/s of the first kind of prompts at the lowest temperature: a group of bars per load, a bar per variant."""
     lowest = min(row["temperature"] for row in rows)
-    rows = [row for row in rows if row["temperature"] == lowest]
+    rows = [row for row in rows if (_prompts(row), row["temperature"]) == (_prompts(rows[0]), lowest)]
     streams = sorted({row["num_streams"] for row in rows})
     names = list(dict.fromkeys((row["system"], row["variant"]) for row in rows))
     figure = Figure(figsize=(7.0, 4.0), layout="constrained")
@@ -65,8 +66,12 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         figure.savefig(path, format="svg", metadata={"Date": None})
 
 
-def _load(row: Row) -> tuple[float, int]:
-    return row["temperature"], row["num_streams"]
+def _load(row: Row) -> tuple[str, float, int]:
+    return _prompts(row), row["temperature"], row["num_streams"]
+
+
+def _prompts(row: Row) -> str:
+    return str(row.get("prompts", "questions"))  # older rows have no other
 
 
 def _is_plain_of(row: Row, system: str) -> bool:

@@ -5,6 +5,7 @@ llama.cpp reads the GGUF file as it is. vLLM's CPU build reads no GGUF, so it ge
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -29,7 +30,6 @@ _CONTEXT_LEN = 1024
 _XLLAMACPP_SERVER = Path(__file__).parents[1] / "peers" / "xllamacpp_server.py"
 # seconds; vLLM compiles the model at its first start
 _START_TIMEOUT_S = 600.0
-_VLLM_NGRAM = f'{{"method": "ngram", "num_speculative_tokens": {NUM_SPECULATIVE_TOKENS}, "prompt_lookup_max": 5}}'
 # GiB; twice what its requests fill, where its default is a share of the machine's memory
 _VLLM_ENVIRON = {"VLLM_CPU_KVCACHE_SPACE": "1"}
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json")
@@ -41,11 +41,17 @@ Progress = Callable[[str], None]
 
 
 def outrider(
-    model: str, head: str, lengths: Sequence[int], folder: Path, until: ExitStack, progress: Progress
+    model: str,
+    head: str,
+    methods: Sequence[str],
+    lengths: Sequence[int],
+    folder: Path,
+    until: ExitStack,
+    progress: Progress,
 ) -> list[Variant]:
     """Returns plain decoding, each method at each length, and `auto`. Stopped when `until` is closed.
 
-    head: a draft model or head; empty: none.
+    head: a draft model or head; empty: none. methods: of those served; empty: all.
     """
     settings = with_folders(
         StackSettings(model=model, draft_model=head, port=free_port(), grpc_port=free_port(), num_drafters=0), progress
@@ -55,7 +61,8 @@ def outrider(
     until.callback(stack.stop)
     with rest_client(url) as client:
         card = get_json(client, "/v1/models")["data"][0]
-    drafts = [(method, length) for method in card["draft_methods"] for length in lengths]
+    served = [method for method in card["draft_methods"] if not methods or method in methods]
+    drafts = [(method, length) for method in served for length in lengths]
     variants = []
     for method, length in (("off", 0), *drafts, ("auto", NUM_SPECULATIVE_TOKENS)):
         speculation = {"method": method, "num_speculative_tokens": length or NUM_SPECULATIVE_TOKENS}
@@ -65,18 +72,21 @@ def outrider(
 
 
 def llama_cpp(
-    program: Sequence[str], option: str, gguf: Path, num_slots: int, folder: Path, until: ExitStack
+    program: Sequence[str], option: str, gguf: Path, head: Path | None, num_slots: int, folder: Path, until: ExitStack
 ) -> list[Variant]:
-    """Plain, and its n-grams. program: of llama-server's options. option: the one that names the program."""
+    """Plain, its n-grams, and an EAGLE-3 head. program: of llama-server's options. option: names the program."""
     variants = []
-    for name, spec_type in (("off", "none"), ("ngram", "ngram-simple")):
+    kinds = [("off", ["none"]), ("ngram", ["ngram-simple"])]
+    if head:
+        kinds.append(("eagle3", ["draft-eagle3", "--spec-draft-model", str(head)]))
+    for name, spec_type in kinds:
         port = free_port()
         command = llama_server_command(program, gguf, port, num_slots=num_slots, context_len=_CONTEXT_LEN)
-        command += ["--spec-type", spec_type]
+        command += ["--spec-type", *spec_type]
         log = folder / f"llama-cpp-{name}.log"
         server = ServerProcess(command, port, log, option=option, start_timeout_s=_START_TIMEOUT_S)
         until.enter_context(server)
-        variants.append(Variant("llama.cpp", name, server.url, _model(server.url), _LLAMA_CPP_FIELDS))
+        variants.append(Variant("llama.cpp", name, server.url, _model(server.url), _LLAMA_CPP_FIELDS, process=server))
     return variants
 
 
@@ -85,12 +95,18 @@ def llama_server_of_package(python: Path) -> list[str]:
     return [str(python), str(_XLLAMACPP_SERVER)]
 
 
-def vllm(python: Path, model: str, num_slots: int, folder: Path, until: ExitStack) -> list[Variant]:
-    """Plain, and n-grams of the same length. python: that has vllm."""
+def vllm(
+    python: Path, model: str, eagle3: str, length: int, num_slots: int, folder: Path, until: ExitStack
+) -> list[Variant]:
+    """Plain, n-grams, and an EAGLE-3 head of `length` tokens. python: that has vllm. eagle3: the head; empty: none."""
     weights = folder / "dequantised"
     save_dequantised(model, weights)
     variants = []
-    for name, speculation in (("off", ()), ("ngram", ("--speculative-config", _VLLM_NGRAM))):
+    kinds = {"off": None, "ngram": {"method": "ngram", "num_speculative_tokens": length, "prompt_lookup_max": 5}}
+    if eagle3:
+        kinds["eagle3"] = {"method": "eagle3", "num_speculative_tokens": length, "model": eagle3}
+    for name, config in kinds.items():
+        speculation = ("--speculative-config", json.dumps(config)) if config else ()
         port = free_port()
         command = [
             *(str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(weights)),
@@ -102,7 +118,7 @@ def vllm(python: Path, model: str, num_slots: int, folder: Path, until: ExitStac
             command, port, log, option="--vllm", start_timeout_s=_START_TIMEOUT_S, environ=_VLLM_ENVIRON
         )
         until.enter_context(server)
-        variants.append(Variant("vllm", name, server.url, _model(server.url), takes_salt=True))
+        variants.append(Variant("vllm", name, server.url, _model(server.url), takes_salt=True, process=server))
     return variants
 
 

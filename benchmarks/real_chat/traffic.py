@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.peers.server_process import PeerError
+from benchmarks.peers.server_process import PeerError, ServerProcess
 from outrider.client.bench.acceptance import Acceptance, counted_by_server, total
 from outrider.client.bench.request import RequestResult, timed_request
 from outrider.client.bench.run import CHAT_ENDPOINT
@@ -19,7 +19,10 @@ from outrider.client.rest import TIMEOUT
 
 @dataclass(frozen=True, eq=False)
 class Variant:
-    """A server, and how it drafts. fields: of the request's body, beyond what every system is asked."""
+    """A server, and how it drafts. fields: of the request's body, beyond what every system is asked.
+
+    process: a peer's, which holds still while others are measured.
+    """
 
     system: str
     name: str
@@ -28,6 +31,7 @@ class Variant:
     fields: Mapping[str, Any] = field(default_factory=dict)
     # Whether texts and prefixes of requests with another cache_salt are left out of drafts and caches.
     takes_salt: bool = False
+    process: ServerProcess | None = None
 
     def body(self, question: str, max_tokens: int, temperature: float, salt: str) -> dict[str, Any]:
         """salt: of one run, so that no run finds the answers of another."""

@@ -41,11 +41,12 @@ def pictures() -> Mapping[str, tuple[str, str]]:
         found[f"images/plots/methods-{temperature:g}.svg"] = title, _bars(title, rows)
     chat = _rows("real_chat")
     chat = [row for row in chat if row["time"] == chat[-1]["time"]]
-    for temperature, num_streams in sorted({(row["temperature"], row["num_streams"]) for row in chat}):
-        rows = [row for row in chat if (row["temperature"], row["num_streams"]) == (temperature, num_streams)]
-        load = f"temperature {temperature:g}, {num_streams} stream{'s' if num_streams > 1 else ''}"
-        title = f"Chat on {rows[0]['model']}, {load}"
-        found[f"images/plots/real-chat-{num_streams}-{temperature:g}.svg"] = title, _bars(title, rows)
+    for load in sorted({_chat_load(row) for row in chat}):
+        rows = [row for row in chat if _chat_load(row) == load]
+        prompts, temperature, num_streams = load
+        streams = f"{num_streams} stream{'s' if num_streams > 1 else ''}"
+        title = f"Chat on {rows[0]['model']}, {prompts}, temperature {temperature:g}, {streams}"
+        found[f"images/plots/real-chat-{prompts}-{num_streams}-{temperature:g}.svg"] = title, _bars(title, rows)
     return found
 
 
@@ -54,6 +55,10 @@ def plots_page() -> str:
         f"\n## {title}\n\n![Bars: {title}, tokens per second of each variant]({path})\n"
         for path, (title, _) in pictures().items()
     )
+
+
+def _chat_load(row: Row) -> tuple[str, float, int]:
+    return row.get("prompts", "questions"), row["temperature"], row["num_streams"]
 
 
 def _is_sampled(row: Row) -> bool:

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.real_chat import __main__ as real_chat
 from benchmarks.real_chat.__main__ import Load
-from benchmarks.real_chat.questions import QUESTIONS
+from benchmarks.real_chat.questions import PROMPTS
 from benchmarks.real_chat.traffic import Run, Variant
 from outrider.client.bench.request import RequestResult
 
@@ -17,9 +17,10 @@ TARGET = Path(__file__).parents[3] / "models" / "demo-target"
 
 
 def test_rounds_ask_other_questions_and_enough_for_all_streams() -> None:
-    assert len(set(QUESTIONS)) == len(QUESTIONS) >= 32
+    assert all(len(set(texts)) == len(texts) for texts in PROMPTS.values())
+    assert len(PROMPTS["questions"]) >= 32
     for num_streams, count in ((1, 4), (4, 8), (16, 16), (32, 32)):
-        first, second = (Load(0.0, num_streams).questions(index) for index in range(2))
+        first, second = (Load("questions", 0.0, num_streams).questions(index) for index in range(2))
         assert len(set(first)) == count
         assert num_streams == 32 or not set(first) & set(second)
 
@@ -40,18 +41,23 @@ def run_of(*texts: str) -> Sequence[Run]:
 def test_other_text_with_drafts_is_an_error_of_ours_and_a_figure_of_a_peer() -> None:
     plain, other = run_of("yes", "no"), run_of("yes", "maybe")
     with pytest.raises(RuntimeError, match="ngram: 1 of 2 answers differ from the plain ones"):
-        real_chat._row(Variant("outrider", "ngram", "", "m"), Load(0.0, 1), other, plain)
-    row = real_chat._row(Variant("llama.cpp", "ngram", "", "m"), Load(0.0, 1), other, plain)
+        real_chat._row(Variant("outrider", "ngram", "", "m"), Load("questions", 0.0, 1), other, plain)
+    row = real_chat._row(Variant("llama.cpp", "ngram", "", "m"), Load("questions", 0.0, 1), other, plain)
     assert row["same_text_as_plain"] == "1/2"
-    assert real_chat._row(Variant("outrider", "ngram", "", "m"), Load(1.0, 1), other, plain)["tokens_per_s"] == 4.0
+    assert (
+        real_chat._row(Variant("outrider", "ngram", "", "m"), Load("questions", 1.0, 1), other, plain)["tokens_per_s"]
+        == 4.0
+    )
 
 
 @pytest.mark.storm
 def test_a_small_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = tmp_path / "chat.svg"
-    real_chat.main(str(TARGET), streams="1", temperature=[0.0], max_tokens=8, rounds=1, plot=picture, save=False)
+    real_chat.main(
+        str(TARGET), streams="1", temperature=[0.0], prompts=["edits"], max_tokens=8, rounds=1, plot=picture, save=False
+    )
     printed = capsys.readouterr().out
-    rows = [line.split(" | ") for line in printed.splitlines() if line.startswith("| 0 | 1 | outrider")]
-    assert {row[3] for row in rows} == {"off", "suffix", "ngram", "auto"}
+    rows = [line.split(" | ") for line in printed.splitlines() if line.startswith("| edits | 0 | 1 | outrider")]
+    assert {row[4] for row in rows} == {"off", "suffix", "ngram", "auto"}
     assert all(row[-1] == "4/4 |" for row in rows)
     assert picture.is_file()

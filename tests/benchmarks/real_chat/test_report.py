@@ -33,9 +33,9 @@ ROWS = [
 def test_ratios_are_to_the_own_plain_variant_and_to_the_fastest_peer_at_the_same_load() -> None:
     lines = list(report.table(ROWS))
     assert len(lines) == 2 + len(ROWS)
-    assert lines[3] == "| 0 | 4 | outrider | auto | 150.0 | 1.50 | 2.50 | 25 ms | 2.35 | 7/8 |"
-    assert lines[5] == "| 0 | 4 | llama.cpp | ngram | 60.0 | 1.50 |  | 25 ms |  | 7/8 |"
-    assert lines[6] == "| 1 | 4 | outrider | off | 10.0 | 1.00 |  | 25 ms |  | 7/8 |"
+    assert lines[3] == "| questions | 0 | 4 | outrider | auto | 150.0 | 1.50 | 2.50 | 25 ms | 2.35 | 7/8 |"
+    assert lines[5] == "| questions | 0 | 4 | llama.cpp | ngram | 60.0 | 1.50 |  | 25 ms |  | 7/8 |"
+    assert lines[6] == "| questions | 1 | 4 | outrider | off | 10.0 | 1.00 |  | 25 ms |  | 7/8 |"
 
 
 def test_the_picture_names_every_variant_of_the_lowest_temperature(tmp_path: Path) -> None:
