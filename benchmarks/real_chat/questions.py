@@ -55,17 +55,23 @@ _MINUTES = (
 )
 _EMAIL = (
     "Hello everyone, the workshop on Tuesday starts at 10 in room 214 and not at 9 as I wrote before. Please bring "
-    "your laptop and the printed form. Lunch is at half past twelve in the canteen. Whoever cannot come should tell Jonas "
-    "until Friday, so that we order the right number of meals. Best wishes, Petra"
+    "your laptop and the printed form. Lunch is at half past twelve in the canteen. Whoever cannot come should tell "
+    "Jonas until Friday, so that we order the right number of meals. Best wishes, Petra"
 )
-_FUNCTION = (
-    "def total_price(items, discount):\n    total = 0\n    for item in items:\n"
-    "        total += item.price * item.count\n    if discount > 0:\n        total = total - total * discount\n    return round(total, 2)"
-)
-_PAGE = (
-    "<ul>\n  <li>Monday: soup and bread</li>\n  <li>Tuesday: rice with vegetables</li>\n"
-    "  <li>Wednesday: pasta with tomatoes</li>\n  <li>Thursday: fish and potatoes</li>\n  <li>Friday: pizza</li>\n</ul>"
-)
+_FUNCTION = """def total_price(items, discount):
+    total = 0
+    for item in items:
+        total += item.price * item.count
+    if discount > 0:
+        total = total - total * discount
+    return round(total, 2)"""
+_PAGE = """<ul>
+  <li>Monday: soup and bread</li>
+  <li>Tuesday: rice with vegetables</li>
+  <li>Wednesday: pasta with tomatoes</li>
+  <li>Thursday: fish and potatoes</li>
+  <li>Friday: pizza</li>
+</ul>"""
 
 _ABOUT_PROSE = (
     "Correct any mistakes in this text and change nothing else:\n\n{}",

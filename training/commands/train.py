@@ -99,7 +99,9 @@ def train(
     norm_before_residual: Annotated[bool, typer.Option(help="eagle3.")] = True,
     norm_output: Annotated[bool, typer.Option(help="eagle3: feed the normed feature back.")] = False,
     save_embedding: Annotated[bool, typer.Option(help="eagle, eagle3: include the target's embedding.")] = True,
-    init: Annotated[Path | None, typer.Option(help="draft_model: start from this checkpoint.")] = None,
+    init: Annotated[
+        Path | None, typer.Option(help="eagle3, dspark, dflash, medusa, draft_model: train this one further.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Train a draft head, the target's MTP layer, or a draft model against the frozen target.
@@ -113,6 +115,8 @@ def train(
       outrider train train --method dspark --target ~/llama --data data.jsonl --output .run/dspark --optimizer muon
 
       outrider train train --method mtp --target ~/qwen3.5 --data data.jsonl --output .run/mtp
+
+      outrider train train --method eagle3 --init ~/head --target ~/llama --data more.jsonl --output .run/further
     """
     with clear_errors():
         from outrider.training.heads.options import HeadOptions

@@ -12,6 +12,14 @@ from outrider.training.errors import SettingError
 
 LOSS_NAMES = ("cross_entropy", "acceptance")  # their functions are in scoring.py, which needs torch
 METHODS = ("medusa", "mlp_speculator", "eagle", "eagle3", "dspark", "dflash", "mtp", "draft_model")
+# Kinds of heads that can be trained further.
+TRAINED_FURTHER = ("eagle3", "dspark", "dflash", "medusa")
+# Options of a head's shape, which a head that is trained further has already.
+_SHAPE = (
+    *("num_heads", "num_layers", "inner_dim", "intermediate_size", "num_attention_heads", "share_lm_head"),
+    *("tie_weights", "block_size", "markov_rank", "draft_vocab_size", "feature_layers"),
+    *("norm_before_residual", "norm_output", "save_embedding"),
+)
 
 
 @dataclass(frozen=True)
@@ -38,7 +46,7 @@ class HeadOptions:
     norm_before_residual: bool = True  # eagle3
     norm_output: bool = False  # eagle3: its norm is part of the feature fed back
     save_embedding: bool = True  # eagle, eagle3: the checkpoint includes the target's embedding
-    init: Path | None = None  # draft_model: start from this checkpoint
+    init: Path | None = None  # draft_model and TRAINED_FURTHER: start from this checkpoint
 
     def check(self, method: str) -> None:
         """Raises SettingError that names the option."""
@@ -48,8 +56,8 @@ class HeadOptions:
             raise SettingError(f"--loss {self.loss!r}: must be one of {', '.join(LOSS_NAMES)}")
         if self.num_heads < 1:
             raise SettingError(f"--num-heads must be at least 1, not {self.num_heads}")
-        if self.init is not None and not (self.init / "config.json").is_file():
-            raise SettingError(f"--init {self.init} is not a checkpoint folder (no config.json)")
+        if self.init is not None:
+            self._check_init(method, self.init)
         sizes = (
             "num_layers",
             "inner_dim",
@@ -65,3 +73,15 @@ class HeadOptions:
                 raise SettingError(f"--{name.replace('_', '-')} must not be negative, not {getattr(self, name)}")
         if method == "mlp_speculator" and self.tie_weights and self.num_heads < 2:
             raise SettingError("--num-heads must be at least 2 with --tie-weights: there is nothing to tie")
+
+    def _check_init(self, method: str, init: Path) -> None:
+        if not (init / "config.json").is_file():
+            raise SettingError(f"--init {init} is not a checkpoint folder (no config.json)")
+        if method not in (*TRAINED_FURTHER, "draft_model"):
+            raise SettingError(
+                f"--init: a head for {method} cannot be trained further, only {', '.join(TRAINED_FURTHER)}"
+            )
+        given = [name for name in _SHAPE if getattr(self, name) != getattr(HeadOptions, name)]
+        if given:
+            names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise SettingError(f"{names}: the shape of the head is that of --init; leave it out")

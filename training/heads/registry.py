@@ -12,13 +12,10 @@ import torch
 from outrider.training.errors import SettingError
 from outrider.training.frozen_target import FrozenTarget
 from outrider.training.heads.interface import Objective
-from outrider.training.heads.options import METHODS, HeadOptions
+from outrider.training.heads.options import METHODS, TRAINED_FURTHER, HeadOptions
 
 if TYPE_CHECKING:
     from outrider.drafting.checkpoints.target_weights import TargetWeights
-
-# Kinds of heads that `load_objective` reads.
-TRAINED_FURTHER = ("eagle3", "dspark", "dflash", "medusa")
 
 
 def build_objective(
@@ -26,15 +23,19 @@ def build_objective(
 ) -> Objective:
     """Builds a new head on the target's device, with float32 weights that are a function of `seed`.
 
-    token_counts int64[vocab]: how often each token is a label. Raises SettingError for invalid options.
+    token_counts int64[vocab]: how often each token is a label. With `options.init` it is that head, trained further.
+    Raises SettingError for invalid options.
     """
     options.check(method)
-    # Imported here, so that only the method's own file is loaded.
     torch.manual_seed(seed)
-    if method == "medusa":
+    objective: Objective
+    # Imported here, so that only the method's own file is loaded.
+    if options.init is not None and method != "draft_model":
+        objective = _build_further(method, options, options.init, target)
+    elif method == "medusa":
         from outrider.training.heads.medusa import build_medusa
 
-        objective: Objective = build_medusa(options, target)
+        objective = build_medusa(options, target)
     elif method == "mlp_speculator":
         from outrider.training.heads.mlp_speculator import build_mlp_speculator
 
@@ -63,6 +64,25 @@ def build_objective(
         raise SettingError(f"--method {method!r}: must be one of {', '.join(METHODS)}")
     objective.loss = options.loss
     return objective.to(target.device)
+
+
+def _build_further(method: str, options: HeadOptions, init: Path, target: FrozenTarget) -> Objective:
+    """Reads the head `init`, which must be one for `method`. Raises SettingError."""
+    from outrider.drafting.checkpoints.errors import CheckpointRefused
+    from outrider.drafting.checkpoints.recognise import recognise
+    from outrider.drafting.checkpoints.target_weights import load_target_weights
+    from outrider.training.heads.training_time_test import TrainingTimeTest
+
+    try:
+        kind = recognise(init)
+        if kind != method:
+            raise SettingError(f"--init {init} is a draft for {kind}, not for --method {method}")
+        objective = load_objective(init, load_target_weights(target.path, torch.float32))
+    except CheckpointRefused as refusal:
+        raise SettingError(f"--init: {refusal}") from refusal
+    if options.ttt_steps and isinstance(objective, TrainingTimeTest):
+        objective.ttt_steps = options.ttt_steps
+    return objective
 
 
 def load_objective(path: Path, target: TargetWeights) -> Objective:
