@@ -23,7 +23,7 @@ from outrider.training.head_trainer import noise_generator
 from outrider.training.heads.eagle import FEATURE_WEIGHT
 from outrider.training.heads.eagle3 import most_frequent
 from outrider.training.heads.interface import Batch, Objective, TargetView
-from outrider.training.heads.options import HeadOptions
+from outrider.training.heads.options import TRAINED_FURTHER, HeadOptions
 from outrider.training.heads.registry import build_objective
 from outrider.training.heads.unroll import EVAL_DEPTHS
 from tests.training.tiny import HEAD_METHODS, NUM_LAYERS, VOCAB_SIZE, tiny_batch, write_target
@@ -222,6 +222,25 @@ def test_draft_vocabulary_is_the_most_frequent_tokens() -> None:
     counts = np.array([5, 0, 7, 5, 9, 5], dtype=np.int64)
     assert most_frequent(counts, 3).tolist() == [0, 2, 4]
     assert most_frequent(counts, 6).tolist() == list(range(6))
+
+
+@pytest.mark.parametrize("method", TRAINED_FURTHER)
+def test_a_run_may_begin_with_a_published_head(target: FrozenTarget, method: str, tmp_path: Path) -> None:
+    """Oracle: the head that was exported gives the same loss, whatever the seed and the token counts of the new run."""
+    trained = objective_of(method, target)
+    trained.export(tmp_path / "head", torch.float32, "target")
+    further = build_objective(method, HeadOptions(init=tmp_path / "head", ttt_steps=3), target, COUNTS[::-1], seed=7)
+    batch, view = tiny_batch(target, NUM_ROWS, LENGTH, trained.feature_layers)
+    with torch.no_grad():
+        losses = [objective.train()(batch, view, noise_generator(0, 0, 0))[0] for objective in (trained, further)]
+    torch.testing.assert_close(losses[0], losses[1])
+    other = "dspark" if method == "eagle3" else "eagle3"
+    with pytest.raises(SettingError, match=f"is a draft for {method}, not for --method {other}"):
+        build_objective(other, HeadOptions(init=tmp_path / "head"), target, COUNTS, seed=0)
+    with pytest.raises(SettingError, match="--num-layers, --draft-vocab-size: the shape of the head is that of --init"):
+        HeadOptions(init=tmp_path / "head", num_layers=2, draft_vocab_size=9).check(method)
+    with pytest.raises(SettingError, match="--init: a head for eagle cannot be trained further, only eagle3"):
+        HeadOptions(init=tmp_path / "head").check("eagle")
 
 
 @pytest.mark.parametrize(
