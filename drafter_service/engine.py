@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from outrider.drafter_service.metrics import DrafterMetrics
+from outrider.drafting.methods.combined import with_lookups
 from outrider.drafting.methods.interface import DraftMethod
 from outrider.drafting.methods.predicted import with_predictions
 from outrider.drafting.session import LONG_REPORT, DraftSession, OnReply, no_flush
@@ -39,7 +40,7 @@ class DrafterEngine:
     """The draft methods and sessions. Any thread may call `open`, `submit` and `close`; none waits for drafts."""
 
     def __init__(self, methods: Mapping[str, DraftMethod], *, max_num_seqs: int, metrics: DrafterMetrics) -> None:
-        self.methods = with_predictions(methods)
+        self.methods = with_predictions(with_lookups(methods))
         self._max_num_seqs = max_num_seqs
         self._metrics = metrics
         self._sessions: dict[int, DraftSession] = {}

@@ -41,7 +41,8 @@ class DraftSession:
     grammar: GrammarState | None = None
     # Output index from which the method lacks hidden states; reported with the next reply.
     missing_hidden_from: int | None = None
-    _unchanged_len: int = 0
+    # By reader.
+    _unchanged_len: dict[str, int] = field(default_factory=dict)
 
     @property
     def prompt_len(self) -> int:
@@ -55,9 +56,10 @@ class DraftSession:
     def output_token_ids(self) -> list[int]:
         return self.token_ids[self.prompt_len :]
 
-    def take_unchanged_len(self) -> int:
-        """Returns the number of leading tokens unchanged since the last call; the rest is new or replaced."""
-        unchanged_len, self._unchanged_len = self._unchanged_len, len(self.token_ids)
+    def take_unchanged_len(self, reader: str = "") -> int:
+        """Returns the number of leading tokens unchanged since the reader's last call; the rest is new or replaced."""
+        unchanged_len = self._unchanged_len.get(reader, 0)
+        self._unchanged_len[reader] = len(self.token_ids)
         return unchanged_len
 
     def report(self, step: DraftStep) -> None:
@@ -77,7 +79,8 @@ class DraftSession:
         self.token_ids.extend(step.committed_token_ids)
         if replaced:
             agreed = start + common_prefix_len(replaced, step.committed_token_ids)
-            self._unchanged_len = min(self._unchanged_len, agreed)
+            for reader, unchanged_len in self._unchanged_len.items():
+                self._unchanged_len[reader] = min(unchanged_len, agreed)
             self.hidden.cut_back(agreed)
         for piece in step.hidden_states:
             self.hidden.add(piece, self.prompt_len)

@@ -12,7 +12,7 @@ from typing import Any
 from outrider.engine.model.local_model import local_model
 from outrider.gateway.request.types import METHOD_AUTO, METHOD_OFF
 from outrider.shared.checkpoint.mtp_layers import has_mtp_layers
-from outrider.shared.draft_policy.draft_methods import FROM_TARGET, WITHOUT_CHECKPOINT
+from outrider.shared.draft_policy.draft_methods import FROM_TARGET, WITHOUT_CHECKPOINT, with_lookup
 from outrider.shared.errors import ConfigError
 from outrider.shared.speculative_config import SpeculativeConfig, parse_speculative_config
 from outrider.shared.vllm_keys import IGNORED, OF_DRAFTER, OF_GATEWAY, OF_VERIFIER, given_keys
@@ -74,8 +74,8 @@ def _methods(method: str, draft_model: str, target: str) -> tuple[str, ...]:
     from outrider.drafting.checkpoints.recognise import recognise
 
     kind = recognise(draft_model)
-    if method not in (METHOD_AUTO, kind):
+    if method not in (METHOD_AUTO, kind, with_lookup(kind)):
         raise ConfigError(
             f"speculative_config: {draft_model} is a checkpoint of kind {kind}, not of method {method}", param="method"
         )
-    return (kind,)
+    return (kind,) if method == kind else (kind, *WITHOUT_CHECKPOINT)

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from statistics import fmean
 
 from outrider.drafting.session import LONG_REPORT
-from outrider.shared.draft_policy.draft_methods import DRAFT_METHODS, ONE_PASS, PREDICTION
+from outrider.shared.draft_policy.draft_methods import DRAFT_METHODS, ONE_PASS, PREDICTION, with_lookup
 from outrider.shared.messages import AutoDrafts, Commit, DraftMethodInfo, LocalDrafts, NextDraft
 from outrider.verifier_service.draft_length.choice import Drafted, DraftLength, RoundSample
 from outrider.verifier_service.draft_length.predicted_drafts import PredictedDrafts
@@ -169,11 +169,11 @@ class AutoDrafting:
         return LocalDrafts(method, min(length, most), has_trees)
 
     def _limits(self, auto: AutoDrafts) -> Mapping[str, int]:
-        """Maps each available method to the most tokens that it may draft."""
+        """Maps each available method to the most tokens that it may draft; none that is there with a lookup too."""
         limits = {offer.method: offer.max_num_draft_tokens for offer in auto.drafters if offer.method in DRAFT_METHODS}
         limits.update({name: info.limit(token_tree=auto.token_tree) for name, info in self._methods.items()})
         most = auto.max_num_draft_tokens
-        return {name: min(limit or most, most) for name, limit in limits.items()}
+        return {name: min(limit or most, most) for name, limit in limits.items() if with_lookup(name) not in limits}
 
 
 def _best_guess_first(method: str) -> int:

@@ -19,6 +19,7 @@ from typing import TypeVar
 
 import torch
 
+from outrider.drafting.methods.combined import CombinedMethod, with_lookups
 from outrider.drafting.methods.interface import DraftMethod
 from outrider.drafting.methods.predicted import with_predictions
 from outrider.drafting.serving.versions import VersionedMethod
@@ -119,13 +120,16 @@ class VerifierEngine:
         self._mask_turns = MaskTurns()
         self._outputs = _row_outputs(loaded)
         self._replies = ReplyQueue()
+        drafted_with = with_lookups(self.draft_methods)
         self._local = LocalDrafting(
-            with_predictions(self.draft_methods),
+            with_predictions(drafted_with),
             limits.max_model_len,
             self.read_rows,
             before_reading=self._replies.send,
             versions={
-                name: method for name, method in self.draft_methods.items() if isinstance(method, VersionedMethod)
+                name: method
+                for name, method in drafted_with.items()
+                if isinstance(method, VersionedMethod | CombinedMethod)
             },
         )
         infos = {name: method.info for name, method in self._local.methods.items()}

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from outrider.drafting.methods.combined import CombinedMethod
 from outrider.drafting.methods.interface import DraftMethod
 from outrider.drafting.serving.versions import VersionedMethod
 from outrider.drafting.session import LONG_REPORT, DraftSession
@@ -59,7 +60,7 @@ class LocalDrafting:
     max_model_len: int
     read_rows: ReadRows
     before_reading: Callable[[], None]
-    versions: Mapping[str, VersionedMethod] = field(default_factory=dict)
+    versions: Mapping[str, VersionedMethod | CombinedMethod] = field(default_factory=dict)
     # id of the VerifierSession -> method -> state
     _states: dict[int, dict[str, _MethodState]] = field(default_factory=dict)
 

@@ -9,7 +9,15 @@ from typing import Any
 from outrider.client.doctor.check import Check
 from outrider.client.stack.commands import StackSettings, methods_without_draft
 from outrider.shared.checkpoint.mtp_layers import count_mtp_layers
-from outrider.shared.draft_policy.draft_methods import AUTO, FROM_CHECKPOINT, FROM_TARGET, OFF, WITHOUT_CHECKPOINT
+from outrider.shared.draft_policy.draft_methods import (
+    AUTO,
+    FROM_CHECKPOINT,
+    FROM_TARGET,
+    OFF,
+    WITHOUT_CHECKPOINT,
+    with_lookup,
+    without_lookup,
+)
 from outrider.shared.draft_policy.named_drafts import NamedDraft, are_told_apart
 from outrider.shared.errors import ConfigError
 from outrider.shared.speculative_config import parse_speculative_config
@@ -40,19 +48,21 @@ def _method(settings: StackSettings, kinds: Sequence[str]) -> Check:
         method = parse_speculative_config(settings.speculative_config).method
     except ConfigError as error:
         return Check("method", "fail", error.message, "correct --speculative-config")
-    if method in FROM_TARGET and method not in kinds:
+    base = without_lookup(method)
+    if base in FROM_TARGET and base not in kinds:
         try:
             count_mtp_layers(Path(settings.model))
         except ConfigError as error:
             return Check("method", "fail", f"{settings.model}: {error.message}", "choose another method")
     without_draft = WITHOUT_CHECKPOINT if settings.draft_model else methods_without_draft(settings)
     served = settings.methods or (*kinds, *without_draft)
-    if method in (AUTO, OFF, *served):
+    combined = map(with_lookup, served) if "suffix" in served else ()
+    if method in (AUTO, OFF, *served, *combined):
         return Check("method", "ok", f"{method}, of {', '.join(served)}")
     found = f"--speculative-config: nothing here drafts with {method}; there are {', '.join(served)}"
     advice = "choose one of them"
-    if method in FROM_CHECKPOINT:
-        advice += f', or give a checkpoint of {method} (--draft-model, "model" in --speculative-config of `serve`)'
-    if method in FROM_TARGET:
+    if base in FROM_CHECKPOINT:
+        advice += f', or give a checkpoint of {base} (--draft-model, "model" in --speculative-config of `serve`)'
+    if base in FROM_TARGET:
         advice = 'it drafts from the target\'s own files: give no other draft (--draft-model "")'
     return Check("method", "fail", found, advice)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from outrider.client.stack.process_identity import process_identity
 from outrider.shared.checkpoint.mtp_layers import has_mtp_layers
-from outrider.shared.draft_policy.draft_methods import AUTO, FROM_TARGET, WITHOUT_CHECKPOINT
+from outrider.shared.draft_policy.draft_methods import AUTO, FROM_TARGET, WITHOUT_CHECKPOINT, without_lookup
 from outrider.shared.draft_policy.named_drafts import NamedDraft
 from outrider.shared.listening import grpc_port_of
 from outrider.shared.speculative_config import parse_speculative_config
@@ -101,7 +101,7 @@ def methods_without_draft(settings: StackSettings) -> tuple[str, ...]:
 
     An MTP layer takes memory, so its method is included only if it may be used.
     """
-    method = parse_speculative_config(settings.speculative_config).method
+    method = without_lookup(parse_speculative_config(settings.speculative_config).method)
     uses_own = method in (AUTO, *FROM_TARGET) and has_mtp_layers(Path(settings.model))
     return (*(FROM_TARGET if uses_own else ()), *WITHOUT_CHECKPOINT)
 

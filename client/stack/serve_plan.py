@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from outrider.shared.draft_policy.draft_methods import FROM_TARGET
+from outrider.shared.draft_policy.draft_methods import FROM_TARGET, without_lookup
 from outrider.shared.speculative_config import json_object, parse_speculative_config
 from outrider.shared.vllm_keys import IGNORED, OF_DRAFTER, OF_GATEWAY, OF_VERIFIER, given_keys
 
@@ -59,7 +59,7 @@ def plan_serving(speculative_config: str, target: str = "") -> ServePlan:
     gateway_config = json.dumps({key: given[key] for key in OF_GATEWAY if key in given})
     method = parse_speculative_config(gateway_config).method
     draft_model = str(given.get("model", ""))
-    if method in FROM_TARGET and draft_model == target:
+    if without_lookup(method) in FROM_TARGET and draft_model == target:
         draft_model = ""
     return ServePlan(
         draft_model=draft_model,

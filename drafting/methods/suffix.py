@@ -80,18 +80,17 @@ class SuffixMethod:
     def _catch_up(self, session: DraftSession, max_num_tokens: int) -> int:
         """Indexes up to max_num_tokens committed tokens; returns the number left. Restarts after a withdrawal."""
         live = self._live[id(session)]
-        if session.take_unchanged_len() < len(live.token_ids):
+        if session.take_unchanged_len("suffix") < len(live.token_ids):
             live = self._live[id(session)] = LiveText(self._settings.max_tree_depth)
         start = len(live.token_ids)
         live.extend(session.token_ids[start : start + max_num_tokens])
         return len(session.token_ids) - len(live.token_ids)
 
     def _propose(self, session: DraftSession) -> Proposal:
-        self._catch_up(session, len(session.token_ids))
         step = session.step
         if step is not None and session.grammar is not None and step.max_tree_nodes == 0:
             return self._guided(session, session.grammar, step)
-        draft = self._best_draft(session, step) if step is not None else SuffixDraft()
+        draft = self.best_draft(session, step) if step is not None else SuffixDraft()
         return Proposal(
             base_len=session.committed_len,
             token_ids=tuple(draft.token_ids),
@@ -103,17 +102,18 @@ class SuffixMethod:
 
     def _guided(self, session: DraftSession, grammar: GrammarState, step: DraftStep) -> Proposal:
         def look_up(tail: list[int], num_tokens: int) -> list[int]:
-            return self._best_draft(session, replace(step, num_draft_tokens=num_tokens), tail).token_ids
+            return self.best_draft(session, replace(step, num_draft_tokens=num_tokens), tail).token_ids
 
         num_tokens = min(step.num_draft_tokens, MAX_DRAFT_TOKENS)
         token_ids = guided_chain(grammar, session.output_token_ids, num_tokens, look_up)
         return Proposal(base_len=session.committed_len, token_ids=tuple(token_ids), method=self.info.name)
 
-    def _best_draft(self, session: DraftSession, step: DraftStep, tail: Sequence[int] = ()) -> SuffixDraft:
+    def best_draft(self, session: DraftSession, step: DraftStep, tail: Sequence[int] = ()) -> SuffixDraft:
         """Returns the draft with the best score after the session's text and `tail`.
 
         Of equal scores its own text wins, then the longer match.
         """
+        self._catch_up(session, len(session.token_ids))
         best, source = SuffixDraft(), None
         for tree, position in self._matches(session, tail):
             limits = self._limits(step, position.depth)
@@ -122,6 +122,7 @@ class SuffixMethod:
             draft = draft_from(tree, position, limits)
             if draft.score > best.score:
                 best, source = draft, tree
+                best.match_len = position.depth
         if source is not None and best.last_position is not None:
             self.past.touch(source.text_of(best.last_position))
         return best

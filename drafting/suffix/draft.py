@@ -35,7 +35,8 @@ class SuffixDraft:
     """A draft's tokens with parents first (-1: the committed prefix).
 
     shares: how often each token followed its parent. score: sum over the tokens of their path's product of shares, the
-    expected number of accepted tokens. last_position: that of the last token.
+    expected number of accepted tokens. last_position: that of the last token. match_len: tokens of the text that it
+    was found by.
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -43,6 +44,7 @@ class SuffixDraft:
     shares: list[float] = field(default_factory=list)
     score: float = 0.0
     last_position: Position | None = None
+    match_len: int = 0
 
     def add(self, parent: int, follower: Follower, path_prob: float) -> int:
         self.token_ids.append(follower.token_id)

@@ -15,10 +15,26 @@ WITHOUT_CHECKPOINT = ("suffix", "ngram")
 # From the files of the target itself.
 FROM_TARGET = ("mtp",)
 FROM_CHECKPOINT = ("eagle3", "dspark", "dflash", "eagle", "draft_model", "mlp_speculator", "medusa")
+_WITH_LOOKUP_ENDING = "+suffix"
+
+
+def with_lookup(method: str) -> str:
+    """Returns the name of the method that drafts as `method` does, or as `suffix` where that is surer."""
+    return method + _WITH_LOOKUP_ENDING
+
+
+def without_lookup(method: str) -> str:
+    """Returns the method that `with_lookup` named, or `method` itself."""
+    return method.removesuffix(_WITH_LOOKUP_ENDING)
+
+
+# Each is served where both of its parts are.
+WITH_LOOKUP = tuple(map(with_lookup, (*FROM_TARGET, *FROM_CHECKPOINT)))
+_ONE_PASS = ("medusa", "dspark", "dflash")
 # All tokens of a draft come at once: a longer one hardly takes longer.
-ONE_PASS = frozenset(("medusa", "dspark", "dflash", *WITHOUT_CHECKPOINT))
+ONE_PASS = frozenset((*_ONE_PASS, *map(with_lookup, _ONE_PASS), *WITHOUT_CHECKPOINT))
 # The order in which `auto` tries them: the method that is right most often first.
-DRAFT_METHODS = (*FROM_TARGET, *FROM_CHECKPOINT, *WITHOUT_CHECKPOINT)
+DRAFT_METHODS = (*WITH_LOOKUP, *FROM_TARGET, *FROM_CHECKPOINT, *WITHOUT_CHECKPOINT)
 # vLLM's name -> ours for the same proposals: its GPU n-gram lookup differs in where it is computed.
 _SAME = {"ngram_gpu": "ngram"}
 # vLLM's older names of `mtp`, one for each family of models, end in this.

@@ -12,7 +12,18 @@ from dataclasses import dataclass, fields
 
 PLAIN = ("off_free", "off_step")
 DRAFTERS = (
-    *("ngram", "suffix", "draft_model", "medusa", "mlp_speculator", "eagle", "eagle3", "dspark", "dflash"),
+    *(
+        "ngram",
+        "suffix",
+        "draft_model",
+        "medusa",
+        "mlp_speculator",
+        "eagle",
+        "eagle3",
+        "dspark",
+        "dflash",
+        "eagle3+suffix",
+    ),
     *("noise", "oracle"),
 )
 LENGTHS = (1, 2, 3, 5, 8)
@@ -42,7 +53,7 @@ class Cell:
 
 
 def all_cells() -> list[Cell]:
-    """The full product: 8,064 cells."""
+    """The full product: 8,784 cells."""
     drafts = [(drafter, 0, "none") for drafter in PLAIN]
     drafts += list(itertools.product(DRAFTERS, LENGTHS, SHAPES))
     rest = itertools.product(drafts, PARAMETERS, CROWDS, PREFILLS, CACHES)

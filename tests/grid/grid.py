@@ -10,9 +10,11 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from outrider.drafting.methods.combined import CombinedMethod
 from outrider.drafting.methods.interface import DraftMethod
 from outrider.drafting.methods.ngram import NgramMethod
 from outrider.drafting.methods.suffix import SuffixMethod, SuffixSettings
+from outrider.shared.draft_policy.draft_methods import WITH_LOOKUP, without_lookup
 from outrider.shared.messages import SessionSpec
 from outrider.shared.sampling_params import SamplingParams, stream_key
 from tests.grid.cells import Cell, groups
@@ -206,6 +208,8 @@ class Grid:
             "noise": lambda: NoiseMethod(self._pools.target.vocab_size, self._seed),
             "oracle": lambda: OracleMethod(self._answers),
         }
+        if drafter in WITH_LOOKUP:
+            return CombinedMethod(self._chain_method(without_lookup(drafter)), SuffixMethod(_SUFFIX))
         return self._pools.head_method(drafter) if drafter in HEADS else builders[drafter]()
 
     def _outcome(self, cell: Cell, session: Session) -> Outcome:

@@ -9,9 +9,11 @@ import numpy as np
 import torch
 import transformers
 
+from outrider.drafting.methods.combined import CombinedMethod
 from outrider.drafting.methods.interface import DraftMethod
 from outrider.drafting.methods.ngram import NgramMethod
 from outrider.drafting.methods.suffix import SuffixMethod, SuffixSettings
+from outrider.shared.draft_policy.draft_methods import WITH_LOOKUP, without_lookup
 from outrider.shared.messages import SessionSpec
 from outrider.shared.sampling_params import SamplingParams, SpeculationMode
 from tests.engine.tiny_models import save_tiny_model
@@ -63,6 +65,9 @@ def build_method(name: str, pools: Pools) -> DraftMethod:
         return NgramMethod(prompt_lookup_min=1, prompt_lookup_max=3)
     if name == "suffix":
         return SuffixMethod(SuffixSettings(24, 100, 10_000, 4.0, 0.0))
+    if name in WITH_LOOKUP:
+        suffix = SuffixMethod(SuffixSettings(24, 100, 10_000, 4.0, 0.0))
+        return CombinedMethod(build_method(without_lookup(name), pools), suffix)
     return pools.head_method(name)
 
 

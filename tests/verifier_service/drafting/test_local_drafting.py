@@ -44,8 +44,9 @@ from tests.verifier_service.engine_client import (
 )
 from tests.verifier_service.engine_client import Session as EngineSession
 
-NAMES = ("ngram", "suffix", "draft_model", *HEADS)
-TREES = ("draft_model", *HEADS)
+COMBINED = ("eagle3+suffix", "draft_model+suffix")
+NAMES = ("ngram", "suffix", "draft_model", *HEADS, *COMBINED)
+TREES = ("draft_model", *HEADS, *COMBINED)
 SHORT, WHOLE = 7, 1_000
 
 

@@ -18,7 +18,7 @@ from tests.verifier_service.drafting.drafting_pair import NUM_SESSIONS, build_me
 
 pytestmark = pytest.mark.storm
 
-TREES = ("draft_model", *HEADS)
+TREES = ("draft_model", *HEADS, "draft_model+suffix", "dspark+suffix")
 
 
 CASES = [(name, tree) for name in ("ngram", "suffix", *TREES) for tree in (False, True) if tree <= (name != "ngram")]
