@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from outrider.drafter_service.metrics import DrafterMetrics
-from outrider.drafting.methods.combined import with_lookups
 from outrider.drafting.methods.interface import DraftMethod
 from outrider.drafting.methods.predicted import with_predictions
+from outrider.drafting.serving.combined import with_lookups
 from outrider.drafting.session import LONG_REPORT, DraftSession, OnReply, no_flush
 from outrider.engine.sampling.grammar import GrammarState
 from outrider.shared.engine_thread import EngineThread

@@ -19,9 +19,9 @@ from typing import TypeVar
 
 import torch
 
-from outrider.drafting.methods.combined import CombinedMethod, with_lookups
 from outrider.drafting.methods.interface import DraftMethod
 from outrider.drafting.methods.predicted import with_predictions
+from outrider.drafting.serving.combined import CombinedMethod, with_lookups
 from outrider.drafting.serving.versions import VersionedMethod
 from outrider.engine.attention.batch import build_batch
 from outrider.engine.attention.block_manager import BlockManager

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from outrider.drafting.methods.combined import CombinedMethod
 from outrider.drafting.methods.interface import DraftMethod
+from outrider.drafting.serving.combined import CombinedMethod
 from outrider.drafting.serving.versions import VersionedMethod
 from outrider.drafting.session import LONG_REPORT, DraftSession
 from outrider.shared.messages import DraftMethodInfo, DraftStep, LocalDrafts, Proposal

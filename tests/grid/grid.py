@@ -10,10 +10,10 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from outrider.drafting.methods.combined import CombinedMethod
 from outrider.drafting.methods.interface import DraftMethod
 from outrider.drafting.methods.ngram import NgramMethod
 from outrider.drafting.methods.suffix import SuffixMethod, SuffixSettings
+from outrider.drafting.serving.combined import CombinedMethod
 from outrider.shared.draft_policy.draft_methods import WITH_LOOKUP, without_lookup
 from outrider.shared.messages import SessionSpec
 from outrider.shared.sampling_params import SamplingParams, stream_key

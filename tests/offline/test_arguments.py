@@ -87,8 +87,9 @@ def test_a_wrong_key_of_speculative_config_is_refused_by_name(given: dict[str, A
         ({}, "auto", ("suffix", "ngram")),
         ({"method": "suffix"}, "suffix", ("suffix",)),
         ({"method": "deepseek_mtp"}, "mtp", ("mtp",)),
-        ({"model": MODELS / "demo-draft"}, "auto", ("draft_model",)),
-        ({"model": MODELS / "demo-eagle3"}, "auto", ("eagle3",)),
+        ({"model": MODELS / "demo-draft"}, "auto", ("draft_model", "suffix", "ngram")),
+        ({"model": MODELS / "demo-eagle3"}, "auto", ("eagle3", "suffix", "ngram")),
+        ({"model": MODELS / "demo-eagle3", "method": "eagle3+suffix"}, "eagle3+suffix", ("eagle3", "suffix", "ngram")),
         ({"model": MODELS / "demo-medusa", "method": "medusa"}, "medusa", ("medusa",)),
     ],
 )

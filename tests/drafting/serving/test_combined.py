@@ -9,10 +9,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from outrider.drafting.methods.combined import CombinedMethod, with_lookups
 from outrider.drafting.methods.interface import DraftMethod
 from outrider.drafting.methods.ngram import NgramMethod
 from outrider.drafting.methods.suffix import SuffixMethod, SuffixSettings
+from outrider.drafting.serving.combined import CombinedMethod, with_lookups
 from outrider.drafting.session import DraftSession
 from outrider.shared.messages import DraftStep, Proposal, SessionSpec
 from outrider.shared.sampling_params import SamplingParams, SpeculationMode
