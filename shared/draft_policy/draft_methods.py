@@ -34,7 +34,8 @@ _ONE_PASS = ("medusa", "dspark", "dflash")
 # All tokens of a draft come at once: a longer one hardly takes longer.
 ONE_PASS = frozenset((*_ONE_PASS, *map(with_lookup, _ONE_PASS), *WITHOUT_CHECKPOINT))
 # The order in which `auto` tries them: the method that is right most often first.
-DRAFT_METHODS = (*WITH_LOOKUP, *FROM_TARGET, *FROM_CHECKPOINT, *WITHOUT_CHECKPOINT)
+_ALONE = (*FROM_TARGET, *FROM_CHECKPOINT, *WITHOUT_CHECKPOINT)
+DRAFT_METHODS = (*WITH_LOOKUP, *_ALONE)
 # vLLM's name -> ours for the same proposals: its GPU n-gram lookup differs in where it is computed.
 _SAME = {"ngram_gpu": "ngram"}
 # vLLM's older names of `mtp`, one for each family of models, end in this.
@@ -56,5 +57,6 @@ def known_method(name: str, setting: str) -> str:
     foreign = _ELSEWHERE.get(name)
     if foreign is not None:
         raise ConfigError(f"{setting}: method {name} is not served: {foreign}", param="method")
-    choices = ", ".join((AUTO, OFF, *DRAFT_METHODS))
-    raise ConfigError(f"{setting}: method {name[:80]!r} is not one of {choices}", param="method")
+    choices = ", ".join((AUTO, OFF, *_ALONE))
+    with_ending = f"one with weights may end in {_WITH_LOOKUP_ENDING}"
+    raise ConfigError(f"{setting}: method {name[:80]!r} is not one of {choices}; {with_ending}", param="method")

@@ -9,7 +9,13 @@ import pytest
 from outrider.client.stack.serve_plan import plan_serving
 from outrider.drafting.checkpoints.recognise import KINDS
 from outrider.drafting.methods import registry
-from outrider.shared.draft_policy.draft_methods import DRAFT_METHODS, FROM_CHECKPOINT, FROM_TARGET, WITHOUT_CHECKPOINT
+from outrider.shared.draft_policy.draft_methods import (
+    DRAFT_METHODS,
+    FROM_CHECKPOINT,
+    FROM_TARGET,
+    WITHOUT_CHECKPOINT,
+    with_lookup,
+)
 from outrider.shared.errors import ConfigError
 from outrider.shared.speculative_config import parse_speculative_config
 
@@ -40,7 +46,16 @@ def test_the_names_are_those_of_the_methods_that_exist() -> None:
 def test_an_unknown_method_is_refused_with_those_that_exist(method: str) -> None:
     with pytest.raises(ConfigError, match="--speculative-config: method ") as refused:
         parse_speculative_config(config_of(method))
-    assert all(name in refused.value.message for name in ("auto", "off", *DRAFT_METHODS))
+    names = ("auto", "off", *FROM_TARGET, *FROM_CHECKPOINT, *WITHOUT_CHECKPOINT, "+suffix")
+    assert all(name in refused.value.message for name in names)
+
+
+@pytest.mark.parametrize("method", [*map(with_lookup, (*FROM_TARGET, *FROM_CHECKPOINT))])
+def test_a_method_with_weights_may_have_a_lookup_before_it(method: str) -> None:
+    assert parse_speculative_config(config_of(method)).method == method
+    for wrong in ("ngram+suffix", "suffix+suffix", f"{method}+suffix", "+suffix"):
+        with pytest.raises(ConfigError, match="one with weights may end in \\+suffix"):
+            parse_speculative_config(config_of(wrong))
 
 
 @pytest.mark.parametrize("method", OF_VLLM)
