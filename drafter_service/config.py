@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from outrider.drafting.settings import MethodSettings
 from outrider.shared.config import setting
-from outrider.shared.service import ServiceSettings
+from outrider.shared.settings import ServiceSettings
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from outrider.drafting.settings import LookupSettings
 from outrider.engine.settings import ModelSettings
 from outrider.shared.config import setting
-from outrider.shared.service import ServiceSettings
+from outrider.shared.settings import ServiceSettings
 from outrider.shared.vllm_keys import KV_CACHE_DTYPES
 
 
