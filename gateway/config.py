@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from outrider.gateway.tool_calls.formats import CALLS, NONE, REASONING
 from outrider.shared.config import setting
 from outrider.shared.listening import grpc_port_of
-from outrider.shared.telemetry import LOG_FORMAT_HELP, LOG_FORMATS, METRICS_PREFIX_HELP, PREFIX, PREFIXES
-from outrider.shared.tracing import OTLP_TRACES_ENDPOINT_HELP
+from outrider.shared.settings import CommonSettings
 
 
 @dataclass(frozen=True)
-class GatewayConfig:
+class GatewayConfig(CommonSettings):
     model: str = setting(
         "", "The target: checkpoint folder or Hub id (ORG/NAME@REVISION); only tokenizer and config are read."
     )
@@ -50,7 +49,6 @@ class GatewayConfig:
         "JSON object of sampling defaults that replace single ones of --generation-config; max_new_tokens, there or in "
         "a folder given here, also limits every request.",
     )
-    host: str = setting("127.0.0.1", "Address to listen on.")
     port: int = setting(8000, "HTTP port; 0 picks a free one.", minimum=0, maximum=65535)
     grpc_port: int | None = setting(
         None,
@@ -140,7 +138,6 @@ class GatewayConfig:
     allowed_headers: tuple[str, ...] = setting(("*",), "Headers that those pages may send, comma-separated.")
     allow_credentials: bool = setting(False, "Those pages may send cookies and other credentials of the browser.")
     protect_metrics: bool = setting(False, "Require an API key for /metrics too; /health and /ready never need one.")
-    metrics_prefix: str = setting(PREFIX, METRICS_PREFIX_HELP, choices=PREFIXES)
     max_concurrent_requests: int = setting(
         1024,
         "Running and waiting requests, HTTP and gRPC together; more are refused with 503, those of a caller who has as "
@@ -155,9 +152,6 @@ class GatewayConfig:
     slow_reader_timeout_s: float = setting(
         60.0, "Seconds that a client may leave its stream unread before it is disconnected.", minimum=0.1
     )
-    tls_cert_file: str = setting("", "Certificate of the HTTP and gRPC servers (PEM); empty: no TLS.")
-    tls_key_file: str = setting("", "Private key of the certificate.")
-    tls_ca_file: str = setting("", "CA certificate; clients must present a certificate signed by it.")
     tls_probe_cert_file: str = setting(
         "", "Client certificate of shared.healthcheck, if the servers require one; empty: the servers' own."
     )
@@ -165,16 +159,11 @@ class GatewayConfig:
     fleet_tls_ca_file: str = setting("", "Use TLS to the fleet and verify it against this CA certificate.")
     fleet_tls_cert_file: str = setting("", "Client certificate for verifiers and drafters.")
     fleet_tls_key_file: str = setting("", "Private key of that certificate.")
-    reflection: bool | None = setting(None, "gRPC reflection; auto: on loopback only.")
     api_docs: bool | None = setting(None, "/docs and /openapi.json; auto: on loopback only.")
     playground: bool = setting(True, "The page at /. Its requests need an API key if all others do.")
     per_request_spec_decode_metrics: str = setting(
         "summary", "Speculation figures in responses.", choices=("none", "summary", "detailed")
     )
-    drain_s: float = setting(30.0, "Seconds that running requests may continue after SIGTERM.", minimum=0)
-    otlp_traces_endpoint: str = setting("", OTLP_TRACES_ENDPOINT_HELP)
-    log_level: str = setting("info", "Log level.", choices=("debug", "info", "warning", "error"))
-    log_format: str = setting("text", LOG_FORMAT_HELP, choices=LOG_FORMATS)
     check_only: bool = setting(
         False, "Look at the settings and the files they name, start nothing, and exit with 0, or with 2 and the reason."
     )

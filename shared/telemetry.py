@@ -39,8 +39,6 @@ TOKEN_BUCKETS = tuple(mantissa * 10**exponent for exponent in range(6) for manti
 
 PREFIX = "outrider"
 PREFIXES = (PREFIX, "vllm")
-METRICS_PREFIX_HELP = "Prefix of the metrics' names; vllm: the names that dashboards for vLLM query."
-LOG_FORMAT_HELP = "Form of the log: text, or one JSON object a line."
 LOG_FORMATS = ("text", "json")
 
 # connections; a scrape needs one for milliseconds, more or slower clients are cut off

@@ -20,7 +20,7 @@ from outrider.gateway.servers.grpc_admission import GrpcAdmission
 from outrider.gateway.servers.http.protocol import HttpLimits, protocol_factory
 from outrider.shared import rpc
 from outrider.shared.service import is_enabled_at
-from outrider.shared.tls import TlsConfig, client_tls, server_tls
+from outrider.shared.tls import TlsConfig, client_tls
 
 # RPCs above the request limit, for health checks, refusals and GetModel, which must not be refused for lack of a slot
 _SPARE_RPCS = 256
@@ -37,7 +37,7 @@ class GatewayTls:
 def load_tls(config: GatewayConfig) -> GatewayTls:
     """Raises ConfigError that names the setting."""
     return GatewayTls(
-        server=server_tls(config.tls_cert_file, config.tls_key_file, config.tls_ca_file),
+        server=config.tls(),
         fleet=client_tls(
             config.fleet_tls_cert_file, config.fleet_tls_key_file, config.fleet_tls_ca_file, setting="fleet-tls"
         ),

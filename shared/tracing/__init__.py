@@ -8,10 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-# Help text of the three services' setting, under vLLM's name.
-OTLP_TRACES_ENDPOINT_HELP = (
-    "OpenTelemetry collector for traces over OTLP/gRPC, http://host:4317 or https://host:4317; empty: no tracing."
-)
 # Headers and metadata with the trace context: https://www.w3.org/TR/trace-context/
 _CARRIED = ("traceparent", "tracestate")
 # characters; what every service must forward. A longer one could fill the metadata of a session's stream.
