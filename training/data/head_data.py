@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from outrider.drafting.recorded_states import RecordedStates, StatesPlace
 from outrider.training.data.jsonl_file import parse_line
@@ -214,20 +215,11 @@ class BatchSource:
 
 def make_batch(windows: TokenWindows, numbers: npt.NDArray[np.int64]) -> Batch:
     """Returns the windows with these numbers as one batch."""
-    lengths = windows.ends[numbers] - windows.starts[numbers]
-    token_ids = np.zeros((len(numbers), int(lengths.max())), dtype=np.int64)
-    counts = np.zeros(token_ids.shape, dtype=bool)
-    for row, number in enumerate(numbers):
-        ids = windows.token_ids[windows.starts[number] : windows.ends[number]]
-        token_ids[row, : len(ids)] = ids
-        counts[row, int(windows.count_from[number]) : len(ids)] = True
-    batch = Batch(torch.from_numpy(token_ids), torch.from_numpy(counts))
+    spans = [slice(windows.starts[number], windows.ends[number]) for number in numbers]
+    texts = [torch.from_numpy(windows.token_ids[span].astype(np.int64)) for span in spans]
+    batch = Batch.padded(texts, windows.count_from[numbers].tolist())
     states = windows.states
     if states is None:
         return batch
-    return replace(batch, rows=_padded_rows(states, numbers, lengths), row_layers=states.recorded.layers)
-
-
-def _padded_rows(states: WindowStates, numbers: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> torch.Tensor:
-    parts = [states.rows(int(number), int(length)) for number, length in zip(numbers, lengths, strict=True)]
-    return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True)
+    rows = [states.rows(int(number), len(text)) for number, text in zip(numbers, texts, strict=True)]
+    return replace(batch, rows=pad_sequence(rows, batch_first=True), row_layers=states.recorded.layers)

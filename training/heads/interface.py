@@ -9,12 +9,13 @@ predicts x[t+2+d], and its label is the target's logits at t+1+d.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pad_sequence
 
 # bytes; most that arrays of [positions, vocabulary] take together; chosen: 113 positions at a vocabulary of 262,144,
 # enough for dense matrix products, and a single slice for the demo heads
@@ -35,6 +36,14 @@ class Batch:
     counts: torch.Tensor
     rows: torch.Tensor | None = None
     row_layers: tuple[int, ...] = ()
+
+    @classmethod
+    def padded(cls, texts: Sequence[torch.Tensor], first_counted: Sequence[int]) -> Batch:
+        """Returns texts int64[T] as one batch, padded on the right with id 0; each counts from `first_counted` on."""
+        token_ids = pad_sequence(list(texts), batch_first=True)
+        positions = torch.arange(token_ids.shape[1])
+        firsts, ends = torch.tensor(first_counted)[:, None], torch.tensor([len(text) for text in texts])[:, None]
+        return cls(token_ids, (firsts <= positions) & (positions < ends))
 
     def part(self, rows: slice, device: torch.device | str) -> Batch:
         """Returns some of its rows, on a device."""

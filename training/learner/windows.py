@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from outrider.training.heads.interface import Batch, ReadOut, TargetView
 
@@ -116,16 +117,7 @@ def batch_of(
 
     num_features: columns of the rows that the head reads. The last of the rows' hidden states is the final norm's.
     """
-    length = max(len(window.token_ids) for window in windows)
-    token_ids = torch.zeros(len(windows), length, dtype=torch.int64)
-    counts = torch.zeros(len(windows), length, dtype=torch.bool)
-    rows = torch.zeros(len(windows), length, windows[0].rows.shape[1])
-    for place, window in enumerate(windows):
-        end = len(window.token_ids)
-        token_ids[place, :end] = window.token_ids
-        counts[place, window.first_counted : end] = True
-        rows[place, :end] = window.rows.float()
+    batch = Batch.padded([window.token_ids for window in windows], [window.first_counted for window in windows])
+    rows = pad_sequence([window.rows for window in windows], batch_first=True).float()
     hidden_size = windows[0].hidden_size
-    return Batch(token_ids, counts), TargetView(
-        rows[..., :num_features], rows[..., -hidden_size:], read_out, vocab_size
-    )
+    return batch, TargetView(rows[..., :num_features], rows[..., -hidden_size:], read_out, vocab_size)
