@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,11 @@ class AutoRun:
     def held_out(self) -> Path:
         return self.config.output / "held-out.jsonl"
 
+    @cached_property
+    def weights(self) -> str:
+        """Returns the digest of the target's weights, which are read for it."""
+        return weights_digest(self.target)
+
     def save(self) -> None:
         now = time.monotonic()
         self.state.spent_s, self.began = self.state.spent_s + now - self.began, now
@@ -174,7 +180,7 @@ def _trained_per_second(auto: AutoRun) -> float:
     layers = recorded_layers(config.num_hidden_layers)
     rows = torch.randn(_PROBE_WINDOW, len(layers) * config.hidden_size, dtype=torch.bfloat16)
     sessions = [RecordedSession(each, rows) for each in tokens]
-    write_states(next_path(folder), sessions, layers, weights_digest(auto.target))
+    write_states(next_path(folder), sessions, layers, auto.weights)
     settings = _run_config(auto, folder, folder / "random.npy", _PROBE_STEPS, seq_len=_PROBE_WINDOW)
     run(replace(settings, hidden_states=folder), auto.progress("probe"))
     speed = float(read_log(folder)[-1]["tokens_per_s"])
@@ -266,7 +272,7 @@ def _recording(auto: AutoRun) -> tuple[str, ...]:
 def _recorded(auto: AutoRun) -> Path | None:
     """The folder of hidden states; None: too few answers have any, and the target is run instead."""
     try:
-        recorded = RecordedStates(auto.states, weights_digest(auto.target))
+        recorded = RecordedStates(auto.states, auto.weights)
     except ConfigError:
         return None
     texts = [np.array([*row["prompt_token_ids"], *row["token_ids"]], dtype=np.int32) for row in _rows(auto.data)]
