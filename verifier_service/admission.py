@@ -1,11 +1,11 @@
-"""Checks that a session must pass before it is opened."""
+"""Checks that a session must pass before it is opened, and a proposal before it is verified."""
 
 from __future__ import annotations
 
 from outrider.engine.certificate import Certificate
 from outrider.engine.sampling.permitted import PermittedTokens
 from outrider.shared.errors import ExactModeRefused, InvalidRequest
-from outrider.shared.messages import SessionSpec
+from outrider.shared.messages import Proposal, SessionSpec
 from outrider.shared.sampling_params import SpeculationMode
 
 
@@ -46,3 +46,10 @@ def check_start(spec: SessionSpec, permitted: PermittedTokens, vocab_size: int) 
     """Raises NoTokenPermitted if no output can begin. An output that has begun ends before a dead end (round.py)."""
     if not spec.committed_token_ids and permitted.can_run_out:
         permitted.mask((), vocab_size)
+
+
+def check_proposal(proposal: Proposal, vocab_size: int) -> None:
+    """Raises InvalidRequest for a token id outside the vocabulary."""
+    for token_ids in (proposal.token_ids, *(law.token_ids for law in proposal.laws)):
+        if token_ids and not (0 <= min(token_ids) and max(token_ids) < vocab_size):
+            raise InvalidRequest(f"proposal has a token id outside the vocabulary [0, {vocab_size})", param="proposal")

@@ -33,9 +33,9 @@ from outrider.engine.run.runner import ModelRunner
 from outrider.engine.sampling.grammar import GrammarCompiler, GrammarState
 from outrider.engine.sampling.laws import LogitsProcessor
 from outrider.shared.engine_thread import EngineThread
-from outrider.shared.errors import InvalidRequest, OutriderError, Overloaded, TargetReplaced
+from outrider.shared.errors import OutriderError, Overloaded, TargetReplaced
 from outrider.shared.messages import DraftMethodInfo, SessionSpec, VerifyStep
-from outrider.verifier_service.admission import check_spec, check_start
+from outrider.verifier_service.admission import check_proposal, check_spec, check_start
 from outrider.verifier_service.auto_drafting import AutoDrafting
 from outrider.verifier_service.hidden_states import keep_layers, read_rows, rows_to_send
 from outrider.verifier_service.host_sampling import drawn_outputs
@@ -44,7 +44,7 @@ from outrider.verifier_service.metrics import VerifierMetrics
 from outrider.verifier_service.reply_queue import ReplyQueue
 from outrider.verifier_service.round import ForwardTimes, decide
 from outrider.verifier_service.row_outputs import RowOutputs
-from outrider.verifier_service.rows import keep_prompt_logprobs, session_rows
+from outrider.verifier_service.rows import keep_prompt_logprobs, path_moves, session_rows
 from outrider.verifier_service.scheduler import Scheduler, Work
 from outrider.verifier_service.session import OnReply, VerifierSession
 from outrider.verifier_service.timing.context_costs import Contexts
@@ -102,9 +102,8 @@ class VerifierEngine:
         self._scheduler = Scheduler(
             blocks, limits.max_num_batched_tokens, limits.prefill_chunk_size, limits.max_model_len
         )
-        self.states: StateTable | None = None
         if runner.states is not None:
-            self.states = self._scheduler.states = StateTable(runner.states.num_slots)
+            self._scheduler.states = StateTable(runner.states.num_slots)
             self._scheduler.most_draft_tokens = runner.states.num_log_rows - 1
         self._prompts: PromptAllowance | None = None
         if not math.isinf(limits.slo_itl_s):
@@ -148,6 +147,10 @@ class VerifierEngine:
     @property
     def loaded(self) -> LoadedModel:
         return self._runner.loaded
+
+    @property
+    def states(self) -> StateTable | None:
+        return self._scheduler.states
 
     @property
     def num_sessions(self) -> int:
@@ -240,14 +243,8 @@ class VerifierEngine:
         self._thread.command(lambda: self._close(handle))
 
     def check_integrity(self) -> None:
-        """Raises IntegrityError if the block bookkeeping is broken. Runs on the engine's thread, between forwards."""
-
-        def check() -> None:
-            self.blocks.check_integrity()
-            if self.states is not None:
-                self.states.check_integrity()
-
-        self.between_rounds(check)
+        """Raises IntegrityError if the bookkeeping is broken. Runs on the engine's thread, between forwards."""
+        self.between_rounds(self._scheduler.check_integrity)
 
     def between_rounds(self, act: Callable[[], T]) -> T:
         """Returns act(), called on the engine's thread between two forwards; from any other thread."""
@@ -263,9 +260,7 @@ class VerifierEngine:
         for handle, session in list(self._sessions.items()):
             self._close(handle)
             self._replies.fail(session, TargetReplaced("the target's weights were replaced while the session ran"))
-        self.blocks.forget()
-        if self.states is not None:
-            self.states.forget()
+        self._scheduler.forget()
         self._runner.close()
         self._runner = runner
         self.certificate = certificate
@@ -306,7 +301,8 @@ class VerifierEngine:
             session.begin(step)
             session.step_arrived_at = arrived
             self._gathering.asked(session, arrived)
-            self._check_proposal(step)
+            if step.proposal is not None:
+                check_proposal(step.proposal, self._runner.loaded.vocab_size)
             if step.hidden_states is not None:
                 keep_layers(self._hidden, step.hidden_states.layers, self._runner.loaded.num_layers)
             self._scheduler.cut_back(session, step.base_len)
@@ -314,16 +310,6 @@ class VerifierEngine:
         except OutriderError as error:
             session.step = None
             self._replies.fail(session, error)
-
-    def _check_proposal(self, step: VerifyStep) -> None:
-        vocab_size = self._runner.loaded.vocab_size
-        if step.proposal is None:
-            return
-        for token_ids in (step.proposal.token_ids, *(law.token_ids for law in step.proposal.laws)):
-            if token_ids and not (0 <= min(token_ids) and max(token_ids) < vocab_size):
-                raise InvalidRequest(
-                    f"proposal has a token id outside the vocabulary [0, {vocab_size})", param="proposal"
-                )
 
     def _close(self, handle: int) -> None:
         session = self._sessions.pop(handle, None)
@@ -402,9 +388,7 @@ class VerifierEngine:
         session = work.session
         keep_prompt_logprobs(work, outputs.logits)
         if not work.samples:
-            self._settle_state(work, ())
-            session.num_computed += work.num_chain_rows
-            self._scheduler.register(session, work.table)
+            self._scheduler.settle(work)
             return
         num_nodes = len(work.proposal.token_ids) if work.proposal else 0
         next_draft = self._auto.next_draft(session)
@@ -413,64 +397,29 @@ class VerifierEngine:
         self._auto.committed(session, commit)
         self._local.committed(session, commit.num_accepted_tokens)
         self._compact(work, outcome.kept_nodes)
-        self._settle_state(work, outcome.kept_nodes)
-        session.token_ids.extend(commit.token_ids)
-        computed = session.num_computed + work.num_chain_rows + len(outcome.kept_nodes)
-        session.num_computed = min(computed, len(session.token_ids) - 1)
-        self.blocks.truncate(work.table, session.num_computed)
-        if self.states is not None and session.state is not None:
-            self.states.rewind(session.state, session.num_computed)
-        self._scheduler.register(session, work.table)
+        self._scheduler.settle(work, outcome.kept_nodes, commit.token_ids)
         hidden = rows_to_send(session, self._hidden, self.blocks.block_size)
-        session.has_replied = True
         if self._prompts is not None and session.committed_at is not None:
             self._prompts.committed(session.committed_at, session.step_arrived_at, times.ended)
-        session.committed_at = times.ended
-        session.finished = commit.finish_reason is not None
-        session.prompt_logprobs.clear()
-        session.free_run_left -= len(commit.token_ids)
-        session.local_draft = None
-        if commit.more:
-            session.step_arrived_at = times.ended
-        else:
-            session.step = None
-            if not session.finished:
-                self._gathering.replied(session, time.perf_counter())
+        session.end_round(commit, times.ended)
+        if session.step is None and not session.finished:
+            self._gathering.replied(session, time.perf_counter())
         self._num_tokens += len(commit.token_ids)
         self.metrics.observe_commit(commit)
         self._replies.put(session, commit if hidden is None else dataclasses.replace(commit, hidden_states=hidden))
         if not commit.more:  # the session's next round waits for it
             self._replies.send()
 
-    def _settle_state(self, work: Work, kept_nodes: Sequence[int]) -> None:
-        """Passes the kept rows on to the state table.
-
-        The forward wrote the state before the last chain row; that row and the draft's are in its log.
-        """
-        session = work.session
-        if self.states is not None and session.state is not None:
-            base = session.num_computed + work.num_chain_rows - 1
-            self.states.settle(session.state, base, [0, *(1 + node for node in kept_nodes)])
-
-    def _compact(self, work: Work, kept_nodes: tuple[int, ...]) -> None:
-        """Moves the KV rows of a tree's accepted path to the slots of a chain."""
-        first_index = work.session.num_computed + work.num_chain_rows
-        moves = [(node, depth) for depth, node in enumerate(kept_nodes) if node != depth]
-        if not moves:
-            return
-        sources = [self._slot(work, first_index + node) for node, _ in moves]
-        targets = [self._slot(work, first_index + depth) for _, depth in moves]
-        self._runner.cache.move(torch.tensor(sources), torch.tensor(targets))
-        self._hidden.move(torch.tensor(sources), torch.tensor(targets))
+    def _compact(self, work: Work, kept_nodes: Sequence[int]) -> None:
+        sources, targets = path_moves(work, kept_nodes, self.blocks.block_size)
+        if sources:
+            self._runner.cache.move(torch.tensor(sources), torch.tensor(targets))
+            self._hidden.move(torch.tensor(sources), torch.tensor(targets))
 
     def read_rows(
         self, sessions: Sequence[tuple[VerifierSession, int]], layers: tuple[int, ...]
     ) -> list[tuple[int, torch.Tensor]]:
         return read_rows(sessions, self._hidden, self.blocks.block_size, layers)
-
-    def _slot(self, work: Work, cache_index: int) -> int:
-        size = self.blocks.block_size
-        return work.table.block_ids[cache_index // size] * size + cache_index % size
 
 
 def _row_outputs(loaded: LoadedModel) -> Callable[[Sequence[Work], torch.Tensor], list[RowOutputs]]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from outrider.engine.attention.block_manager import slots_of
 from outrider.engine.attention.hidden_store import HiddenStateStore
 from outrider.shared.errors import InvalidRequest
 from outrider.shared.messages import HiddenStates
@@ -96,6 +97,4 @@ def _slots_from(session: VerifierSession, block_size: int, start: int) -> list[i
     """KV slots of the computed positions from `start` on; the last committed token is not computed yet."""
     if session.table is None:
         return []
-    block_ids = session.table.block_ids
-    positions = range(start, session.num_computed)
-    return [block_ids[position // block_size] * block_size + position % block_size for position in positions]
+    return slots_of(session.table.block_ids, range(start, session.num_computed), block_size)

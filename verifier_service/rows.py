@@ -1,11 +1,14 @@
-"""A session's rows in a forward, and log-probabilities of its prompt."""
+"""A session's rows in a forward: those it computes, those that stay, and log-probabilities of its prompt."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outrider.engine.attention.batch import SessionRows
+from outrider.engine.attention.block_manager import slots_of
 from outrider.engine.errors import IntegrityError
 from outrider.engine.recurrent.rows import StateRows
 from outrider.engine.sampling.laws import token_logprob
@@ -44,6 +47,14 @@ def _state_rows(work: Work) -> StateRows | None:
     if state.slot_out is None or state.position != work.session.num_computed:
         raise IntegrityError(f"a state at {state.position} for a forward from {work.session.num_computed} on")
     return StateRows(state.slot, state.kept_rows, state.slot_out, work.num_chain_rows)
+
+
+def path_moves(work: Work, kept_nodes: Sequence[int], block_size: int) -> tuple[list[int], list[int]]:
+    """Returns from and to which slots the KV rows of a tree's accepted path move, to be those of a chain."""
+    first = work.session.num_computed + work.num_chain_rows
+    moves = [(first + node, first + depth) for depth, node in enumerate(kept_nodes) if node != depth]
+    sources = slots_of(work.table.block_ids, (source for source, _ in moves), block_size)
+    return sources, slots_of(work.table.block_ids, (target for _, target in moves), block_size)
 
 
 def keep_prompt_logprobs(work: Work, logits: NDArray[np.float32]) -> None:

@@ -152,7 +152,22 @@ class Scheduler:
         first = start // interval * interval + interval
         return sorted(place for place in {prompt_end, *range(first, end + 1, interval)} if start < place <= end)
 
-    def register(self, session: VerifierSession, table: BlockTable) -> None:
+    def settle(self, work: Work, kept_nodes: Sequence[int] = (), token_ids: Sequence[int] = ()) -> None:
+        """Accounts for a forward: its chain rows and the kept nodes are computed, and `token_ids` are committed.
+
+        The nodes' KV rows must be in the slots of a chain. The forward wrote the recurrent state before the last chain
+        row; that row and the draft's are in its log.
+        """
+        session, end = work.session, work.session.num_computed + work.num_chain_rows
+        session.token_ids.extend(token_ids)
+        session.num_computed = min(end + len(kept_nodes), len(session.token_ids) - 1)
+        self.blocks.truncate(work.table, session.num_computed)
+        if self.states is not None and session.state is not None:
+            self.states.settle(session.state, end - 1, [0, *(1 + node for node in kept_nodes)])
+            self.states.rewind(session.state, session.num_computed)
+        self._register(session, work.table)
+
+    def _register(self, session: VerifierSession, table: BlockTable) -> None:
         """Puts what was computed into the prefix cache, with recurrent states at some blocks' ends."""
         self.blocks.register(table, session.token_ids, session.num_computed)
         if self.states is None or session.state is None:
@@ -229,3 +244,15 @@ class Scheduler:
             session.has_replied = False
             if session.spec.sampling_params.num_prompt_logprobs is not None:
                 self.release(session)
+
+    def forget(self) -> None:
+        """Drops what is cached of no session: it was computed with other weights."""
+        self.blocks.forget()
+        if self.states is not None:
+            self.states.forget()
+
+    def check_integrity(self) -> None:
+        """Raises IntegrityError if the bookkeeping of blocks or states is broken."""
+        self.blocks.check_integrity()
+        if self.states is not None:
+            self.states.check_integrity()

@@ -182,6 +182,19 @@ class VerifierSession:
         self.free_run_left = step.max_new_tokens if step.proposal is None else 0
         self.local_draft = None
 
+    def end_round(self, commit: Commit, ended: float) -> None:
+        """Records a commit whose tokens are in `token_ids`. ended: when its forward did."""
+        self.has_replied = True
+        self.committed_at = ended
+        self.finished = commit.finish_reason is not None
+        self.prompt_logprobs.clear()
+        self.free_run_left -= len(commit.token_ids)
+        self.local_draft = None
+        if commit.more:
+            self.step_arrived_at = ended
+        else:
+            self.step = None
+
 
 def reconcile(proposal: Proposal, base_len: int, output_token_ids: list[int]) -> Proposal | None:
     """The part of a proposal from `base_len` on, by absolute index; None if it contradicts the committed output.

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from outrider.engine.attention.block_manager import slots_of
 from outrider.engine.recurrent.rows import StateRows, recurrent_rows
 from outrider.kernels.paged_attention.arguments import BatchTables
 from outrider.kernels.recurrent.rows import RecurrentRows
@@ -152,9 +153,9 @@ def _chains_of_few_rows(sessions: Sequence[SessionRows], block_size: int, device
     wanted: list[int] = []
     for index, rows in enumerate(sessions):
         tables[index, : len(rows.block_ids)] = rows.block_ids
-        for position in range(rows.context_len, rows.context_len + counts[index]):
-            positions.append(position)
-            slots.append(rows.block_ids[position // block_size] * block_size + position % block_size)
+        own = range(rows.context_len, rows.context_len + counts[index])
+        positions.extend(own)
+        slots.extend(slots_of(rows.block_ids, own, block_size))
         wanted.extend(range(starts[index + 1] - rows.num_logits_rows, starts[index + 1]))
 
     def tensor(values: object, dtype: type[np.signedinteger]) -> torch.Tensor:

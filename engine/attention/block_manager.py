@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from outrider.engine.errors import IntegrityError
@@ -30,6 +30,11 @@ class BlockTable:
     block_ids: list[int] = field(default_factory=list)
     # Hashes of the leading full blocks that are in the prefix cache.
     block_hashes: list[bytes] = field(default_factory=list)
+
+
+def slots_of(block_ids: Sequence[int], positions: Iterable[int], block_size: int) -> list[int]:
+    """Returns where in the cache these positions of a session are."""
+    return [block_ids[position // block_size] * block_size + position % block_size for position in positions]
 
 
 class BlockManager:
