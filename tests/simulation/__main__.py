@@ -69,7 +69,7 @@ def _until(end_s: float) -> Iterator[int]:
 
 
 def find_mutants(num_seeds: int) -> int:
-    """Prints for each planted bug the first seed that finds it, as rows of docs/track-record.md; 1 if one of MUTANTS
+    """Prints for each planted bug the first seed that finds it, as rows of a table; 1 if one of MUTANTS
     was not found. The seeds that found it before come first.
     """
     print("| planted bug | seed | seconds of CPU | broken promise |\n|---|---|---|---|")

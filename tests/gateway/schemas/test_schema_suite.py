@@ -112,7 +112,7 @@ def test_what_a_grammar_accepts_fits_the_schema(keyword: str) -> None:
 @pytest.mark.storm
 @pytest.mark.timeout(600)
 def test_table_of_all_keywords_and_forms() -> None:
-    """Prints the table of docs/clients.md: schemas per outcome, as a range where the forms differ."""
+    """Prints what the table of docs/clients.md sums up: schemas per outcome, as a range where the forms differ."""
     print(f"\n| keyword | schemas | {HELD} | {SAID} | {REFUSED} |\n|---|---|---|---|---|")
     for keyword, groups in SUITE.items():
         counts = [Counter(outcome(schema, instances, form, 3) for _, schema, instances in groups) for form in FORMS]
