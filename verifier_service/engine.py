@@ -41,7 +41,6 @@ from outrider.verifier_service.hidden_states import keep_layers, read_rows, rows
 from outrider.verifier_service.host_sampling import drawn_outputs
 from outrider.verifier_service.local_drafting import LocalDrafting
 from outrider.verifier_service.metrics import VerifierMetrics
-from outrider.verifier_service.reply_queue import ReplyQueue
 from outrider.verifier_service.round import ForwardTimes, decide
 from outrider.verifier_service.row_outputs import RowOutputs
 from outrider.verifier_service.rows import keep_prompt_logprobs, path_moves, session_rows
@@ -51,6 +50,7 @@ from outrider.verifier_service.timing.context_costs import Contexts
 from outrider.verifier_service.timing.gathering import BatchGathering
 from outrider.verifier_service.timing.mask_turns import MaskTurns
 from outrider.verifier_service.timing.prompt_allowance import PromptAllowance
+from outrider.verifier_service.timing.reply_queue import ReplyQueue
 from outrider.verifier_service.timing.step_costs import StepCosts
 
 log = logging.getLogger(__name__)

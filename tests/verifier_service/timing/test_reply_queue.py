@@ -8,8 +8,8 @@ from outrider.engine.sampling.laws import LogitsProcessor
 from outrider.shared.errors import InvalidRequest
 from outrider.shared.messages import Commit, TokenOrigin
 from outrider.shared.sampling_params import SamplingParams
-from outrider.verifier_service.reply_queue import ReplyQueue
 from outrider.verifier_service.session import VerifierSession
+from outrider.verifier_service.timing.reply_queue import ReplyQueue
 from tests.verifier_service.engine_client import make_spec
 
 
