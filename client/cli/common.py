@@ -84,6 +84,11 @@ def print_json(value: dict[str, Any]) -> None:
     console.print_json(json.dumps(value))
 
 
+def path_for_services(path: str) -> str:
+    """Returns a path that exists here as an absolute one, as services run in other folders; any other as it is."""
+    return str(Path(path).resolve()) if Path(path).exists() else path
+
+
 def grpc_target(address: str, url: str, api_key: str, tls: TlsConfig | None, run_dir: Path) -> tuple[str, str]:
     """Returns the gRPC address and the API key.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import grpc
@@ -18,6 +17,7 @@ from outrider.client.cli.common import (
     TlsKeyFile,
     clear_errors,
     console,
+    path_for_services,
     print_json,
     running_stack,
 )
@@ -56,7 +56,7 @@ def load_draft(
             stack = running_stack(run_dir, "--verifiers")
             kind = "drafter" if stack.drafters else "verifier"  # those that draft
             services = [(kind, address) for address in stack.drafters or stack.verifiers]
-        (folder,) = with_paths([path], lambda name: str(Path(name).resolve()) if Path(name).exists() else name)
+        (folder,) = with_paths([path], path_for_services)
         loaded = [_load(access, kind, address, folder) for kind, address in services]
         if as_json:
             print_json({"loaded": loaded})

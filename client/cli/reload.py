@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Annotated, Any
 
 import grpc
@@ -21,6 +20,7 @@ from outrider.client.cli.common import (
     Url,
     clear_errors,
     console,
+    path_for_services,
     print_json,
     running_stack,
 )
@@ -69,8 +69,7 @@ def reload(
         if not addresses:
             stack = running_stack(run_dir, "--verifiers")
             addresses, url = stack.verifiers, url or stack.url
-        given = str(Path(path).resolve()) if Path(path).exists() else path
-        reloaded = [_load(Access(tls=tls), address, given, drain_s) for address in addresses]
+        reloaded = [_load(Access(tls=tls), address, path_for_services(path), drain_s) for address in addresses]
         if url:
             _wait_for_gateway(url, api_key, tls, reloaded)
         if as_json:
