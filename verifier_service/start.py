@@ -39,7 +39,7 @@ from outrider.shared.tracing.setup import tracing
 from outrider.shared.version import outrider_version
 from outrider.v1 import verifier_pb2_grpc
 from outrider.verifier_service.config import VerifierConfig
-from outrider.verifier_service.engine import EngineLimits, VerifierEngine
+from outrider.verifier_service.engine import VerifierEngine
 from outrider.verifier_service.learning.learner import Learner, build_learner, learned_head
 from outrider.verifier_service.learning.record import LearningRecord
 from outrider.verifier_service.learning.recorder import build_recorder
@@ -48,6 +48,7 @@ from outrider.verifier_service.metrics import VerifierMetrics
 from outrider.verifier_service.reload.candidate import target_kind
 from outrider.verifier_service.reload.reloader import TargetMetrics, TargetReloader
 from outrider.verifier_service.reload.served_target import ServedTarget, TargetState
+from outrider.verifier_service.rounds import EngineLimits
 from outrider.verifier_service.server import VerifierServicer
 from outrider.verifier_service.timing.step_costs import measure_step_costs
 

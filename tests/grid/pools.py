@@ -25,8 +25,9 @@ from outrider.engine.model.load import load_model
 from outrider.engine.model.loaded import LoadedModel
 from outrider.engine.run.runner import ModelRunner
 from outrider.kernels.kv_codes.layout import parts_of
-from outrider.verifier_service.engine import EngineLimits, VerifierEngine
+from outrider.verifier_service.engine import VerifierEngine
 from outrider.verifier_service.metrics import VerifierMetrics
+from outrider.verifier_service.rounds import EngineLimits
 from outrider.verifier_service.timing.step_costs import StepCosts
 from tests.grid.heads import head_method
 from tests.grid.models import GridModel

@@ -37,9 +37,10 @@ from outrider.shared.messages import SessionSpec
 from outrider.shared.speculative_config import parse_speculative_config
 from outrider.v1 import drafter_pb2_grpc, verifier_pb2_grpc
 from outrider.verifier_service.config import VerifierConfig
-from outrider.verifier_service.engine import EngineLimits, VerifierEngine
+from outrider.verifier_service.engine import VerifierEngine
 from outrider.verifier_service.metrics import VerifierMetrics
 from outrider.verifier_service.reload.served_target import TargetState
+from outrider.verifier_service.rounds import EngineLimits
 from outrider.verifier_service.row_outputs import host_outputs
 from outrider.verifier_service.server import VerifierServicer
 from outrider.verifier_service.start import describe as describe_verifier
@@ -97,7 +98,7 @@ class VerifierNode:
             StepCosts([(1, 0.005), (64, 0.01)]),
             methods,
         )
-        self.engine._outputs = host_outputs  # no compiler in the loop
+        self.engine.rounds.outputs = host_outputs  # no compiler in the loop
         self.engine._grammars = GRAMMARS  # type: ignore[assignment]
         self.engine.on_open = on_open
         server = SimServer(net, process, address)

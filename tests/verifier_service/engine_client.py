@@ -32,8 +32,9 @@ from outrider.shared.messages import (
     VerifyStep,
 )
 from outrider.shared.sampling_params import SamplingParams, SpeculationMode
-from outrider.verifier_service.engine import EngineLimits, VerifierEngine
+from outrider.verifier_service.engine import VerifierEngine
 from outrider.verifier_service.metrics import VerifierMetrics
+from outrider.verifier_service.rounds import EngineLimits
 from outrider.verifier_service.session import VerifierSession
 from outrider.verifier_service.timing.step_costs import StepCosts
 from tests.engine.tiny_models import save_tiny_model

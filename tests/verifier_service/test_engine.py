@@ -115,7 +115,7 @@ def test_preemption_costs_time_and_no_token(
     shape = EngineShape(num_blocks=num_blocks, prefix_caching=prefix_caching, prefill_chunk_size=16)
     with running_engine(loaded, certificate, shape) as engine:
         outcomes = run_together(engine, truth, lambda right, seed: list(drafts_for(right).values())[seed])
-        assert engine._scheduler.num_preemptions > 0
+        assert engine.rounds.scheduler.num_preemptions > 0
     for found, expected in outcomes:
         assert tokens_of(found) == tokens_of(expected)
         assert logprobs_of(found) == logprobs_of(expected)

@@ -129,7 +129,7 @@ def test_preemption_costs_no_token(target: Target) -> None:
 
         with ThreadPoolExecutor(len(SEEDS)) as pool:
             found = list(pool.map(one, SEEDS))
-        assert engine._scheduler.num_preemptions > 0
+        assert engine.rounds.scheduler.num_preemptions > 0
     for ours, theirs in zip(found, expected, strict=True):
         assert tokens_of(ours) == tokens_of(theirs)
         assert logprobs_of(ours) == logprobs_of(theirs)

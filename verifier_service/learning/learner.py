@@ -88,7 +88,7 @@ def build_learner(
         hidden_size=loaded.hidden_size,
     )
     log.info("learner: %s is trained further on what is served, with %.0f %% of a core", head, 100 * config.learn_share)
-    tap = Tap(layers, engine.read_rows, record.count_tokens, places)
+    tap = Tap(layers, engine.rounds.read_rows, record.count_tokens, places)
     engine.when_sessions_end(tap.take, layers)
     return Learner(settings, tap, loader, record, log, places)
 

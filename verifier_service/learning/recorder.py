@@ -52,7 +52,7 @@ def build_recorder(config: VerifierConfig, engine: VerifierEngine, log: logging.
     max_bytes = int(config.record_hidden_states_gb * _GIB)
     log.info("hidden states of layers %s are recorded in %s, with the texts", layers, folder)
     weights = weights_digest(Path(config.model))
-    recorder = StatesRecorder(folder, layers, weights, max_bytes, engine.read_rows, log)
+    recorder = StatesRecorder(folder, layers, weights, max_bytes, engine.rounds.read_rows, log)
     engine.when_sessions_end(recorder.take, layers)
     return recorder
 

@@ -76,7 +76,7 @@ class TargetReloader:
             raise
 
     def _load(self, path: str, drain_s: float) -> TargetState:
-        candidate = read_candidate(path, self._engine.runner, self._config, self._log.info)
+        candidate = read_candidate(path, self._engine.rounds.runner, self._config, self._log.info)
         if candidate.numerics == self._served.state.numerics:
             self._metrics.reloads.labels("same").inc()
             self._log.info("%s is what serves already", path)

@@ -102,7 +102,7 @@ def test_a_swap_before_every_round_changes_no_token(
 ) -> None:
     method, waiting = versioned(pools, drafts.first[kind]), plain(pools, drafts.other[kind])
     pool = pools.start(CHUNKS["chunk16"], ROOMY_BLOCKS, {kind: method})
-    draft, kept = pool.engine._local.draft, []
+    draft, kept = pool.engine.rounds.local.draft, []
 
     def swap_and_draft(sessions: Sequence[object]) -> float:
         nonlocal waiting
@@ -110,7 +110,7 @@ def test_a_swap_before_every_round_changes_no_token(
         kept.append(method.num_older)
         return draft(sessions)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(pool.engine._local, "draft", swap_and_draft)
+    monkeypatch.setattr(pool.engine.rounds.local, "draft", swap_and_draft)
     try:
         for params in (GREEDY, SAMPLED):
             expected = decode(pool, params, None)
@@ -132,7 +132,7 @@ def test_swaps_of_all_salts_before_every_round_change_no_token(
     method, salts = versioned(pools, drafts.first[kind]), ("a", "b", "")
     waiting = {salt: [plain(pools, folder[kind]) for folder in (drafts.first, drafts.other)] for salt in ("a", "b")}
     pool = pools.start(CHUNKS["chunk16"], ROOMY_BLOCKS, {kind: method})
-    draft, versions = pool.engine._local.draft, list[int]()
+    draft, versions = pool.engine.rounds.local.draft, list[int]()
 
     def swap_and_draft(sessions: Sequence[object]) -> float:
         for salt, heads in waiting.items():
@@ -140,7 +140,7 @@ def test_swaps_of_all_salts_before_every_round_change_no_token(
             versions.append(method.try_out(heads[0], lambda _: None, salt).version)
         return draft(sessions)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(pool.engine._local, "draft", swap_and_draft)
+    monkeypatch.setattr(pool.engine.rounds.local, "draft", swap_and_draft)
     try:
         for params in (GREEDY, SAMPLED):
             expected = decode(pool, params, None, salts)

@@ -141,7 +141,7 @@ def test_acceptance_of_preempted_sessions(
     ):
         specs = [replace(make_spec(prompts[place % 2], PARAMS), session_id=f"s{place}") for place in range(4)]
         found = list(executor.map(lambda spec: decode(engine, spec), specs))
-        assert engine._scheduler.num_preemptions > 0
+        assert engine.rounds.scheduler.num_preemptions > 0
     for place, rounds in enumerate(found):
         assert tokens_of(rounds) == plain[place % 2]
         check(prompts[place % 2], plain[place % 2], rounds)

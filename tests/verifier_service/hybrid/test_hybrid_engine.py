@@ -152,7 +152,7 @@ def test_preemption_for_blocks_or_for_slots_costs_no_token(
     shape = EngineShape(num_blocks=num_blocks, num_slots=num_slots, prefill_chunk_size=16)
     with running_engine(loaded, certificate, shape) as engine:
         together(engine, truth, 5)
-        assert engine._scheduler.num_preemptions > 0
+        assert engine.rounds.scheduler.num_preemptions > 0
 
 
 def test_lost_replies(engine: VerifierEngine, truth: Callable) -> None:
@@ -216,7 +216,7 @@ def test_prefixes_are_found_where_a_state_was_kept(
     """Every 8 positions and at the prompt's end (36); the next turn of a chat goes on from the output's states."""
     right = tokens_of(truth("greedy", 0))
     with running_engine(loaded, certificate) as engine:
-        engine._scheduler.snapshot_interval = 8
+        engine.rounds.scheduler.snapshot_interval = 8
         generate(engine, make_spec(PROMPT, PARAMS["greedy"]), faulty_draft(right, 3))
         short = replace(PARAMS["greedy"], max_tokens=3)
         other = (3, 4, 5)

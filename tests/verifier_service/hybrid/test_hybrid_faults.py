@@ -93,7 +93,7 @@ def test_after_600_wrong_drafts_the_state_is_that_of_plain_decoding(
         Session(engine, spec) as plain,
         Session(engine, spec) as drafted,
     ):
-        states = engine._runner.states
+        states = engine.rounds.runner.states
         assert states is not None
         assert plain.step(0)[0].token_ids == drafted.step(0)[0].token_ids
         for end in range(1, NUM_WRONG_ROUNDS):
@@ -198,7 +198,7 @@ def test_a_cached_prefix_of_another_length(hybrid: Served, way: str) -> None:
     prompt, tail = text_prompt(hybrid, 67), [11, 12, 13]
     local = WAYS.get(way)
     with hybrid.engine() as engine, hybrid.engine(EngineShape(prefix_caching=False)) as without:
-        engine._scheduler.snapshot_interval = 16
+        engine.rounds.scheduler.snapshot_interval = 16
         (first,) = decode(engine, [spec_of(prompt, "greedy", 40, "shared")], local)
         longer = [*prompt, *first.token_ids]
         hits = {15: 0, 16: 16, 17: 16, 31: 16, 32: 32, 33: 32, 63: 48, 64: 64, 66: 64, 67: 64, len(longer): 96}

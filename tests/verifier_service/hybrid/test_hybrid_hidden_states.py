@@ -159,6 +159,6 @@ def test_rows_of_preempted_sessions(
         drafts = [faulty_draft(right[place % 2], place) for place in range(5)]
         for place, commits in enumerate(executor.map(run, [engine] * 5, readers, drafts)):
             assert tokens_of(commits) == right[place % 2]
-        assert engine._scheduler.num_preemptions > 0
+        assert engine.rounds.scheduler.num_preemptions > 0
     for place, reader in enumerate(readers):
         check(reader, right[place % 2])

@@ -124,7 +124,7 @@ def serving(
     engine = pool.engine
     layers = (*method.info.hidden_layers, pools.target.num_layers)
     record = LearningRecord(pool.registry)
-    tap = Tap(layers, engine.read_rows, record.count_tokens, places)
+    tap = Tap(layers, engine.rounds.read_rows, record.count_tokens, places)
     engine.when_sessions_end(tap.take, layers)
     settings = LearnerSettings(str(heads["first"]), pools.target.path, str(folder), 1.0, 1000, 16, "float32", 64)
     loader = draft_loader(config, engine, pool.registry, logging.getLogger())

@@ -37,7 +37,7 @@ def engine(loaded: LoadedModel, certificate: Certificate) -> Iterator[VerifierEn
 
 
 def recorder_of(engine: VerifierEngine, folder: Path, max_bytes: int = 1 << 20) -> StatesRecorder:
-    recorder = StatesRecorder(folder, LAYERS, "digest", max_bytes, engine.read_rows, LOG)
+    recorder = StatesRecorder(folder, LAYERS, "digest", max_bytes, engine.rounds.read_rows, LOG)
     engine.when_sessions_end(recorder.take, LAYERS)
     recorder.start()
     return recorder
@@ -114,7 +114,7 @@ def test_a_slow_disk_costs_recordings_and_no_memory(
     engine: VerifierEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("outrider.verifier_service.learning.recorder._WAITING_BYTES", 1)
-    recorder = StatesRecorder(tmp_path, LAYERS, "digest", 1 << 20, engine.read_rows, LOG)
+    recorder = StatesRecorder(tmp_path, LAYERS, "digest", 1 << 20, engine.rounds.read_rows, LOG)
     engine.when_sessions_end(recorder.take, LAYERS)
     serve(engine, [make_spec(prompt_of(seed), GREEDY) for seed in range(3)])  # nothing is written yet
     recorder.start()

@@ -42,7 +42,7 @@ class Tapped:
 def tapped(loaded: LoadedModel, certificate: Certificate) -> Iterator[Tapped]:
     counts: Counter[str] = Counter()
     with running_engine(loaded, certificate) as engine:
-        tap = Tap(LAYERS, engine.read_rows, lambda name, number: counts.update({name: number}))
+        tap = Tap(LAYERS, engine.rounds.read_rows, lambda name, number: counts.update({name: number}))
         engine.when_sessions_end(tap.take, LAYERS)
         yield Tapped(engine, tap, counts)
 
@@ -114,7 +114,7 @@ def tapped_per_salt(loaded: LoadedModel, certificate: Certificate) -> Iterator[T
     counts: Counter[str] = Counter()
     places = SaltPlaces(2, 1000)
     with running_engine(loaded, certificate) as engine:
-        tap = Tap(LAYERS, engine.read_rows, lambda name, number: counts.update({name: number}), places)
+        tap = Tap(LAYERS, engine.rounds.read_rows, lambda name, number: counts.update({name: number}), places)
         engine.when_sessions_end(tap.take, LAYERS)
         yield Tapped(engine, tap, counts)
 
