@@ -105,7 +105,7 @@ class SlicedLoss:
             return TargetLaws(logits, torch.softmax(logits.float(), dim=-1))
         # Of the other tokens only their sum is needed.
         num_rows = max(1, _CACHED_BYTES // (4 * logits.shape[-1]))
-        log_sums = torch.cat([torch.logsumexp(part.float(), dim=-1) for part in logits.split(num_rows)])
+        log_sums = torch.cat([torch.logsumexp(part.float(), dim=-1) for part in torch.split(logits, num_rows)])
         return TargetLaws(logits, logits[:, self.target_ids].float().sub_(log_sums[:, None]).exp_())
 
 
