@@ -21,7 +21,7 @@ from outrider.shared.messages import Proposal
 from outrider.verifier_service import host_sampling
 from outrider.verifier_service.acceptance import coupled
 from outrider.verifier_service.acceptance.outcome import Acceptance, LawAt
-from outrider.verifier_service.engine import VerifierEngine
+from outrider.verifier_service.rounds import Rounds
 from tests.grid.cells import DRAFTERS, PARAMETERS, SHAPES, Cell, all_cells, covering_sample, pairs_of
 from tests.grid.grid import Grid, Outcome, Report, first_difference
 from tests.grid.models import TOKENIZER_FOLDER, grid_model
@@ -130,7 +130,7 @@ def _oracle(parameters: str, shape: str) -> Cell:
 def test_kv_rows_left_where_a_tree_wrote_them_are_caught(small_grid: Grid, monkeypatch: pytest.MonkeyPatch) -> None:
     cell = _oracle("greedy", "tree")
     assert small_grid.run([cell]).mismatches == []
-    monkeypatch.setattr(VerifierEngine, "_compact", lambda *_args: None)
+    monkeypatch.setattr(Rounds, "_compact", lambda *_args: None)
     (outcome,) = small_grid.run([cell]).mismatches
     assert outcome.cell == cell
 
