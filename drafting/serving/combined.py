@@ -104,14 +104,13 @@ class CombinedMethod:
     """Implements drafting.methods.interface.DraftMethod. All is called from one thread."""
 
     def __init__(self, method: DraftMethod, suffix: SuffixMethod) -> None:
-        self._method, self._suffix = method, suffix
+        self._method, self._suffix, self._name = method, suffix, with_lookup(method.info.name)
         self._lookups, self._model = _LookupRecord(), _ModelRecord()
         self._drafted: dict[int, _Drafted] = {}
 
     @property
     def info(self) -> DraftMethodInfo:
-        info = self._method.info
-        return dataclasses.replace(info, name=with_lookup(info.name))
+        return dataclasses.replace(self._method.info, name=self._name)
 
     @property
     def grammars(self) -> GrammarCompiler | None:
@@ -175,9 +174,9 @@ class CombinedMethod:
         if is_chain:
             self._drafted[id(session)] = _Drafted(base_len, lookup, token_ids)
         if proposed is not None:
-            return dataclasses.replace(proposed, method=self.info.name)
+            return dataclasses.replace(proposed, method=self._name)
         token_ids = lookup.token_ids if lookup is not None else ()
-        return Proposal(base_len=base_len, token_ids=token_ids, method=self.info.name)
+        return Proposal(base_len=base_len, token_ids=token_ids, method=self._name)
 
     def _learn(self, drafted: _Drafted, session: DraftSession) -> None:
         """Compares what was drafted with the tokens committed since: the lookup's draft also where it was not taken."""

@@ -33,7 +33,7 @@ from outrider.verifier_service.learning.places import SaltPlaces, num_places_in
 from outrider.verifier_service.learning.record import LearningRecord
 from outrider.verifier_service.learning.tap import Tap
 
-# Kinds of heads that can be trained further (training.heads.registry.TRAINED_FURTHER; no import across services).
+# Kinds of heads that can be trained further (training.heads.options.TRAINED_FURTHER; no import across services).
 _LEARNING = ("eagle3", "dspark", "dflash", "medusa")
 # starts; a process that has died so often is not started again
 _MOST_STARTS = 4

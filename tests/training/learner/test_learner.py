@@ -21,7 +21,8 @@ import torch
 from outrider.drafting.checkpoints.errors import CheckpointRefused
 from outrider.drafting.checkpoints.target_weights import load_target_weights
 from outrider.training.frozen_target import FrozenTarget
-from outrider.training.heads.registry import TRAINED_FURTHER, load_objective
+from outrider.training.heads.options import TRAINED_FURTHER
+from outrider.training.heads.registry import load_objective
 from outrider.training.learner import learner as learner_file
 from outrider.training.learner.inbox import Inbox
 from outrider.training.learner.learner import HeadLearner
