@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate.state import AcceleratorState
 
 from outrider.training.data.head_data import BatchSource
 from outrider.training.errors import DivergenceError, SettingError
@@ -157,6 +158,7 @@ def make_accelerator(config: OptimizationConfig, device: str) -> Accelerator:
     # Frozen tensors are buffers, equal in every process: broadcasting them before each step would dominate its cost.
     handlers = [DistributedDataParallelKwargs(broadcast_buffers=False)]
     precision = "bf16" if config.precision == "bf16" else "no"
+    AcceleratorState._reset_state()  # accelerate keeps to a process's first precision; here each run has its own
     accelerator = Accelerator(mixed_precision=precision, cpu=device == "cpu", kwargs_handlers=handlers)
     if config.batch_size % accelerator.num_processes:
         raise SettingError(

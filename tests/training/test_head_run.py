@@ -149,7 +149,6 @@ def test_two_processes_train_what_one_does(work_dir: Path) -> None:
     """Rows are shared out and gradients averaged: up to the order of sums the losses and weights are the same."""
     fast = ("--steps", "6", "--precision", "fp32", "--log-every", "1", "--feature-noise", "0")
     outputs = [work_dir / "one-process", work_dir / "two-processes"]
-    # Not in this process: accelerate keeps to the precision that it was first asked for.
     subprocess.run(command(work_dir, outputs[0], *fast), check=True, capture_output=True, timeout=240)
     # --standalone: at a port of its own, where the default is one port for all of a machine.
     launch = (

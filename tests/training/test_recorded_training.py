@@ -127,3 +127,13 @@ def test_the_precision_is_one_that_the_machine_is_fast_at(
     assert train.with_precision(auto, "cpu", None).precision == precision
     assert train.with_precision(auto, "cpu", {"optimization": {"precision": "bf16"}}).precision == "bf16"
     assert train.with_precision(replace(auto, precision="bf16"), "cpu", None).precision == "bf16"
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_a_run_has_its_own_precision(work_dir: Path, tmp_path: Path, precision: str) -> None:
+    """Runs of one process may differ: accelerate itself keeps to the precision that it was first asked for."""
+    optimization = replace(STEPS, steps=1, precision=precision)
+    output = tmp_path / "run"
+    run(config_of(work_dir, output, optimization=optimization), quiet())
+    record = json.loads((output / "run.json").read_text())
+    assert record["optimization"]["precision"] == precision
