@@ -37,7 +37,7 @@ class AutoDrafting:
         self._drafts: list[Drafted] = []
         self._waits_s: list[float] = []
         self._travels_s: list[float] = []
-        self._is_catch_up = self._is_asked = False
+        self._is_catch_up = self._is_asked = self._has_auto = False
         # Of the round in progress: drafts from predictions, the tokens they brought, and the seconds they added.
         self._num_predicted = self._predicted_tokens = 0
         self._predicted_s = 0.0
@@ -57,7 +57,8 @@ class AutoDrafting:
         self._drafts, self._waits_s, self._travels_s, self._is_catch_up = [], [], [], False
         self._num_predicted, self._predicted_tokens, self._predicted_s = 0, 0, 0.0
         autos = [(session, session.auto) for session in sessions if session.step is not None and session.auto]
-        self._is_asked = bool(autos) or any(session.local_drafts is not None for session in sessions)
+        self._has_auto = bool(autos)
+        self._is_asked = self._has_auto or any(session.local_drafts is not None for session in sessions)
         if not autos:
             return
         limits: dict[str, int] = {}
@@ -67,7 +68,10 @@ class AutoDrafting:
         rounds_s = [1e-6 * auto.max_round_us for _, auto in autos if auto.max_round_us]
         self._policy.max_round_s = min(rounds_s, default=math.inf)
         method, _ = self._policy.decide({name: limits[name] for name in sorted(limits, key=_best_guess_first)})
-        for session, auto in autos:
+        for session, _ in autos:
+            session.auto_choice = None
+        drafting = self._policy.that_draft(autos, lambda asked: asked[0].unread_by(method))
+        for session, auto in drafting:
             session.auto_choice = self._for_session(auto)
         if predicting := [(session, auto) for session, auto in autos if session.can_draft_from_prediction]:
             num_decoding = sum(session.step is not None and session.num_pending == 1 for session in sessions)
@@ -124,6 +128,7 @@ class AutoDrafting:
                 draft_s + self.waited_s,
                 fmean(self._travels_s) if self._travels_s else 0.0,
                 is_catch_up=self._is_catch_up,
+                is_own=self._has_auto,
             )
         )
 
@@ -169,11 +174,18 @@ class AutoDrafting:
         return LocalDrafts(method, min(length, most), has_trees)
 
     def _limits(self, auto: AutoDrafts) -> Mapping[str, int]:
-        """Maps each available method to the most tokens that it may draft; none that is there with a lookup too."""
+        """Maps each available method to the most tokens that it may draft.
+
+        Without those that are there together with a lookup, and without `ngram` beside `suffix`: what it finds, the
+        suffixes find too, and each method to try costs looks.
+        """
         limits = {offer.method: offer.max_num_draft_tokens for offer in auto.drafters if offer.method in DRAFT_METHODS}
         limits.update({name: info.limit(token_tree=auto.token_tree) for name, info in self._methods.items()})
         most = auto.max_num_draft_tokens
-        return {name: min(limit or most, most) for name, limit in limits.items() if with_lookup(name) not in limits}
+        covered = {name for name in limits if with_lookup(name) in limits} | (
+            {"ngram"} if "suffix" in limits else set()
+        )
+        return {name: min(limit or most, most) for name, limit in limits.items() if name not in covered}
 
 
 def _best_guess_first(method: str) -> int:

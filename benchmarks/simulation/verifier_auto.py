@@ -8,8 +8,8 @@ from typing import Protocol
 from benchmarks.simulation.rounds import Drafted, SessionRound
 from outrider.drafting.session import LONG_REPORT
 from outrider.shared.draft_policy.draft_methods import ONE_PASS
+from outrider.verifier_service.draft_length.choice import PLAIN, DraftLength, RoundSample
 from outrider.verifier_service.draft_length.choice import Drafted as DraftSample
-from outrider.verifier_service.draft_length.choice import DraftLength, RoundSample
 from outrider.verifier_service.timing.gathering import LastRound
 from outrider.verifier_service.timing.step_costs import StepCosts
 
@@ -31,7 +31,10 @@ class VerifierLengths:
     def decide(self, sessions: Iterable[Drafted]) -> None:
         choice = self._policy.decide(self._limits)
         self._is_catch_up = False
-        for session in sessions:
+        members = list(sessions)
+        for session in members:
+            session.method, session.num_wanted = PLAIN
+        for session in self._policy.that_draft(members, lambda session: session.num_unread(choice.method)):
             session.method, session.num_wanted = choice
             if choice.method:
                 self._is_catch_up |= session.num_unread(choice.method) > LONG_REPORT
@@ -78,6 +81,7 @@ class DrafterLengths:
         self._policy = DraftLength(costs.mean_drafts_s, ONE_PASS)
         self._limits = {DRAFT_METHOD: max_draft_tokens}
         self._members: list[tuple[AskingSession, SessionRound]] = []
+        self._asked: set[int] = set()  # ids of the sessions that draft for the next round
 
     @property
     def waited_s(self) -> float:
@@ -87,15 +91,18 @@ class DrafterLengths:
     def draft(self, sessions: Iterable[AskingSession]) -> float:
         """Decides; drafts come from elsewhere."""
         choice = self._policy.decide(self._limits)
-        for session in sessions:
-            if choice.method and session.step is not None and session.runs_to_end:
+        present = [session for session in sessions if session.step is not None]
+        asked = self._policy.that_draft(present, lambda session: session.num_wanted == 0)
+        self._asked = {id(session) for session in asked} if choice.method else set()
+        for session in asked:
+            if choice.method and session.runs_to_end:
                 session.free_run_left = 1
         return 0.0
 
     def committed(self, session: AskingSession, member: SessionRound) -> None:
         self._members.append((session, member))
         if not member.more:
-            session.num_wanted = self._policy.now.num_draft_tokens
+            session.num_wanted = self._policy.now.num_draft_tokens if id(session) in self._asked else 0
             session.patience_s = self._policy.patience_s
 
     def end_round(self, last_round: LastRound, num_open: int) -> None:

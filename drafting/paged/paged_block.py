@@ -242,8 +242,7 @@ class BlockChains(RecordedDraws):
         buckets = key_of([max(1, len(part.states)) for part in parts])
         if buckets is None:
             raise ValueError(f"{len(parts)} sessions are too many for recorded blocks")
-        # Few sizes: padded context costs little, and each size is recorded for each length of draft.
-        num_context_rows, num_sessions = 1 << (buckets[0] - 1).bit_length(), buckets[1]
+        num_context_rows, num_sessions = buckets
         key = (num_context_rows, num_sessions, num_tokens)
         inputs = self._inputs.get(key)
         if inputs is None:

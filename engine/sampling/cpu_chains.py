@@ -2,9 +2,9 @@
 
   committed rows -> forward -> [token -> forward of one row per session] ... -> token
 
-The counterpart of sampling/device_chains. A program is recorded for a number of committed rows and of sessions, both
-padded (ROW_BUCKETS), for at least LEAST_TOKENS tokens; a shorter chain ends before the program does. A recording
-computes what the same calls compute one by one, and is compared with them before its first use.
+The counterpart of sampling/device_chains. A program is recorded for a number of sessions and of committed rows, both
+padded to few sizes (`key_of`), for at least LEAST_TOKENS tokens; a shorter chain ends before the program does. A
+recording computes what the same calls compute one by one, and is compared with them before its first use.
 
 Not here: whose chains they are (drafting/methods), the kernels (kernels/cpu/program, row_laws/cpu_draws).
 """
@@ -13,15 +13,13 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 
 from outrider.engine.attention.batch import ForwardBatch, SessionRows
-from outrider.engine.run.cpu_graphs import MEETINGS_BEFORE_RECORDING, ROW_BUCKETS, most_rows_per_session, most_threads
-from outrider.engine.run.row_buckets import padded_num_rows
+from outrider.engine.run.cpu_graphs import ROW_BUCKETS, most_rows_per_session, most_threads
 from outrider.engine.run.runner import ModelRunner
 from outrider.engine.sampling.chain_inputs import Calls, DrawCalls, Inputs
 from outrider.engine.sampling.chains import ChainStart, DrawnToken
@@ -29,8 +27,8 @@ from outrider.shared.messages import LAW_TOTAL
 
 log = logging.getLogger(__name__)
 
-# tokens; least length of a recorded program
-LEAST_TOKENS = 5
+# tokens; least length of a recorded program: each token takes about 10 ms to record, and most chains are as short
+LEAST_TOKENS = 3
 # bytes of address space; bounds the programs' memory; only what the widest program uses is committed
 _ARENA_BYTES = 1 << 27
 
@@ -62,8 +60,8 @@ class RecordedDraws:
         self._num_threads = num_threads
         self._target_ids = None if target_ids is None else target_ids.contiguous()
         self._arena = Arena(_ARENA_BYTES)
-        self._meetings: Counter[Any] = Counter()
         self._runs: dict[Any, list[Callable[[], None]]] = {}
+        self._too_large: set[Any] = set()
         self._is_refused = False
 
     def _compute(self, calls: Any, num_tokens: int, cut: Callable[[], None] = lambda: None) -> None:
@@ -83,9 +81,8 @@ class RecordedDraws:
     ) -> None:
         """Draws what `fill` puts into the inputs. without_padding: returns their calls that check their batch."""
         runs = self._runs.get(key)
-        self._meetings[key] += 1
-        if runs is None and not self._is_refused and self._meetings[key] >= MEETINGS_BEFORE_RECORDING:
-            runs = self._record(inputs)
+        if runs is None and not self._is_refused and key not in self._too_large:
+            runs = self._record(key, inputs)
         fill()
         if runs is not None and key not in self._runs:
             self._compare(key, runs, inputs, without_padding(), num_tokens)
@@ -94,8 +91,9 @@ class RecordedDraws:
         else:
             self._compute(without_padding(), num_tokens)
 
-    def _record(self, inputs: Any) -> list[Callable[[], None]] | None:
+    def _record(self, key: Any, inputs: Any) -> list[Callable[[], None]] | None:
         """Records the programs that run chains of 1, 2, ... tokens; None if they cannot be recorded."""
+        from outrider.kernels.cpu.program.arena import ArenaFull
         from outrider.kernels.cpu.program.recorder import Recorder
         from outrider.kernels.cpu.team import recording
 
@@ -104,6 +102,9 @@ class RecordedDraws:
         try:
             with recording(recorder), recorder:
                 self._compute(inputs.calls, inputs.num_tokens, recorder.cut)
+        except ArenaFull:
+            self._too_large.add(key)
+            return None
         except Exception as error:  # chains that cannot be recorded still run
             self._refuse(f"{type(error).__name__}: {error}")
             return None
@@ -215,12 +216,19 @@ class ModelPass:
 
 
 def key_of(lens: Sequence[int]) -> tuple[int, int] | None:
-    """Returns the padded numbers of committed rows and sessions; None if there are too many."""
-    num_sessions = padded_num_rows(len(lens), ROW_BUCKETS)
-    if num_sessions is None:
-        return None
-    num_rows = padded_num_rows(max(sum(lens), num_sessions), ROW_BUCKETS)
-    return None if num_rows is None else (num_rows, num_sessions)
+    """Returns the padded numbers of committed rows and sessions; None if there are too many.
+
+    Few sizes: a recording takes as long as 10 forwards of a small model, one row more a fraction of one.
+    """
+    num_sessions = _padded(len(lens))
+    num_rows = min(num_sessions * _padded(-(-sum(lens) // num_sessions)), ROW_BUCKETS[-1])
+    return (num_rows, num_sessions) if max(sum(lens), num_sessions) <= num_rows else None
+
+
+def _padded(count: int) -> int:
+    """Returns the smallest of 1, 2, 3, 4, 6, 8, 12, 16, ... that is at least `count`."""
+    power = 1 << (count - 1).bit_length()
+    return power * 3 // 4 if power > 2 and count <= power * 3 // 4 else power
 
 
 def model_chains(runner: ModelRunner) -> CpuChains:

@@ -15,7 +15,7 @@ from outrider.engine.attention.block_manager import BlockManager
 from outrider.engine.model.load import load_model
 from outrider.engine.model.loaded import LoadedModel
 from outrider.engine.run.runner import ModelRunner
-from outrider.engine.sampling.cpu_chains import model_chains
+from outrider.engine.sampling.cpu_chains import key_of, model_chains
 from outrider.shared.messages import DraftStep, Proposal, SessionSpec
 from tests.drafting.drawn_cases import LAWS, NUM_PLAIN, counted, expect_equal_rounds, prompt_at
 from tests.drafting.head_cases import BLOCKS, RECORDED, WIDE, Case, Target
@@ -32,6 +32,21 @@ def _of_a_model(loaded: LoadedModel, *, draws: bool) -> tuple[GrowingMethod, Blo
         blocks,
         chains,
     )
+
+
+def test_chains_have_few_sizes_that_are_little_larger() -> None:
+    """Each size is recorded once, which takes as long as many chains."""
+    keys = set()
+    for num_sessions in range(1, 17):
+        for rows_each in range(1, 7):
+            lens = [rows_each] * (num_sessions - 1) + [1]
+            num_rows, padded = key_of(lens) or (0, 0)
+            assert num_sessions <= padded <= 1.5 * num_sessions
+            assert max(sum(lens), padded) <= num_rows <= max(2.25 * sum(lens), padded)
+            keys.add((num_rows, padded))
+    assert len(keys) <= 8 * 5
+    assert key_of([1] * 193) is None
+    assert key_of([2] * 96) == (192, 96)
 
 
 def test_a_draft_models_chains_are_those_that_grow() -> None:

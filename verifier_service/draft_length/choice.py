@@ -6,20 +6,23 @@ drafts are made (local_drafting), or asked of a drafter (gateway/proposals).
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from outrider.verifier_service.draft_length.acceptance import Acceptance
 from outrider.verifier_service.draft_length.costs import DraftTime, LoadCosts, MethodCosts
 from outrider.verifier_service.draft_length.ledger import Ledger
 from outrider.verifier_service.draft_length.limits import (
     COST_WEIGHT,
+    CREDIT_ROUNDS,
     LOADS_PER_DOUBLING,
     LOOK_DRAFTS,
     LOOK_LENGTH,
     LOOK_ROUNDS,
+    LOOK_SESSIONS,
     MIN_GAIN,
     OUTLIER,
     PLAIN_ROUNDS,
@@ -29,6 +32,7 @@ from outrider.verifier_service.draft_length.limits import (
 
 # (sessions in a forward, mean draft tokens of each) -> seconds that the drafts add to it
 RowsS = Callable[[float, float], float]
+_Session = TypeVar("_Session")
 
 
 class Choice(NamedTuple):
@@ -57,7 +61,8 @@ class RoundSample:
 
     num_sessions: those in it that decode. num_open: at the verifier. tokens, seconds: since the forward before it; 0:
     not meaningful. drafts: of the sessions that were to draft. draft_s: of making, or waiting for, them; travel_s: the
-    part of it that messages took. is_catch_up: whether methods first had to read much.
+    part of it that messages took. is_catch_up: whether methods first had to read much. is_own: whether it has sessions
+    for which the policy chose; others draft as their users say, and what they lose is not the policy's loss.
     """
 
     num_sessions: int
@@ -68,6 +73,7 @@ class RoundSample:
     draft_s: float = 0.0
     travel_s: float = 0.0
     is_catch_up: bool = False
+    is_own: bool = True
 
 
 @dataclass
@@ -120,6 +126,16 @@ class DraftLength:
         self.now = choice
         return choice
 
+    def that_draft(self, sessions: Sequence[_Session], num_unread: Callable[[_Session], int]) -> Sequence[_Session]:
+        """Returns the sessions that draft with the current choice. num_unread: tokens that its
+        method has to read first.
+
+        All of them; but in a look, while nothing is drafted usually, the few that have the least to read.
+        """
+        if self._look is None or self._usual.method:
+            return sessions
+        return heapq.nsmallest(LOOK_SESSIONS, sessions, key=num_unread)
+
     @property
     def plain_round_s(self) -> float:
         """Seconds of a round without drafts at the newest load; 0: not known yet."""
@@ -144,26 +160,28 @@ class DraftLength:
         charged_s = self._charged_s(load, sample, methods, length) if plain_s else sample.seconds
         self._rounds_since_change += 1
         self._num_rounds += 1
+        most_drafted = 2 * len(sample.drafts) > sample.num_sessions
         if len(methods) == 1 and not sample.is_catch_up:
-            self._costs(load, *methods).time.observe(length, sample.draft_s, sample.travel_s)
+            self._costs(load, *methods).time.observe(length, sample.draft_s, sample.travel_s, of_few=not most_drafted)
         if sample.seconds <= 0.0 or sample.tokens <= 0:
             return
-        if plain_s:
-            plain_seconds = sample.tokens / load.plain.tokens_per_s
-            self.ledger.observe(plain_seconds, charged_s, plain_s)
-        load.since_look_s += sample.seconds
         # A round in which no session could draft, as the first after a prompt, says little of plain decoding.
         is_plain = not methods and not self.now.method
+        if plain_s and sample.is_own:
+            # A plain round costs what it costs: its noise is no loss.
+            plain_seconds = charged_s if is_plain else sample.tokens / load.plain.tokens_per_s
+            self.ledger.observe(plain_seconds, charged_s, plain_s)
+        load.since_look_s += sample.seconds
         load.since_plain_s = 0.0 if is_plain else load.since_plain_s + sample.seconds
         paid_s = self.ledger.look_share(is_drafting=bool(self._usual.method)) * sample.seconds
-        load.look_debt_s = max(0.0, load.look_debt_s - paid_s)
+        load.look_debt_s = max(-CREDIT_ROUNDS * load.plain.mean_s if plain_s else 0.0, load.look_debt_s - paid_s)
         if self._look is not None:
             self._look.observe(sample, charged_s, load.plain.tokens_per_s)
         if self._rounds_since_change <= SETTLE_ROUNDS and load.plain.count:
             return
         if is_plain:
             load.plain.add(sample.tokens, sample.seconds)
-        elif len(methods) == 1 and plain_s and 2 * len(sample.drafts) > sample.num_sessions:
+        elif len(methods) == 1 and plain_s and most_drafted:
             self._costs(load, *methods).drafted.add(sample.tokens, sample.seconds)
             modelled_s = self._modelled_s(load, next(iter(methods)), length)
             self._costs(load, *methods).modelled.add(0.0, modelled_s)
@@ -197,7 +215,7 @@ class DraftLength:
     def _decide(self, load: LoadCosts, limits: Mapping[str, int]) -> Choice:
         allowed = self.ledger.allows_drafts(load.plain.mean_s)
         if self._look is not None:
-            if self.ledger.credit_s > 0.0 and self._goes_on(self._look, load, limits):
+            if self._goes_on(self._look, load, limits):
                 return self._look.at
             self._end_look(load)
             allowed = self.ledger.allows_drafts(load.plain.mean_s)
@@ -252,43 +270,47 @@ class DraftLength:
     def _next_look(
         self, load: LoadCosts, limits: Mapping[str, int], gains: Mapping[str, Sequence[float]], usual_gain: float
     ) -> Look | None:
-        """Returns the look that is due, if the account can pay for it and past looks are paid for.
+        """Returns the look that is due: one that is paid for beforehand, or that may gain and has credit.
 
-        An untried method does not wait until past looks are paid for.
+        What may gain waits until past looks are paid for, unless it is untried.
         """
         plain_s = load.plain.mean_s
         # Judged with the gains, every LOOK_ROUNDS rounds: that takes longer than a cheap draft.
         if load.since_look_s < 4 * LOOK_ROUNDS * plain_s or load.gains_at != self._num_rounds:
             return None
-        if load.look_debt_s > 0.0 and all(self._of(name).is_known for name in limits):
-            return None
-        at = self._look_at(load, limits, gains, usual_gain)
+        at, bound = self._look_at(load, limits, gains, usual_gain)
         if at == self._usual:
             return None
         gain = gains[at.method][at.num_draft_tokens] if at.method else 1.0
         num_rounds = SETTLE_ROUNDS + (LOOK_ROUNDS if at.method else PLAIN_ROUNDS)
-        expected_s = num_rounds * plain_s * max(0.0, 1.0 - gain / usual_gain)
-        return Look(at, usual_gain) if self.ledger.credit_s > expected_s else None
+        share = 1.0 if self._usual.method else min(1.0, LOOK_SESSIONS / max(1.0, load.batch_sessions))
+        expected_s = num_rounds * plain_s * share * max(0.0, 1.0 - gain / usual_gain)
+        is_paid = load.look_debt_s + expected_s <= 0.0
+        is_untried = bool(at.method) and not self._of(at.method).is_known
+        may_gain = not at.method or bound > usual_gain
+        has_credit = self.ledger.credit_s > expected_s and (is_untried or load.look_debt_s <= 0.0)
+        return Look(at, usual_gain) if is_paid or (may_gain and has_credit) else None
 
     def _look_at(
         self, load: LoadCosts, limits: Mapping[str, int], gains: Mapping[str, Sequence[float]], usual_gain: float
-    ) -> Choice:
-        """Returns the choice to look at; the usual choice if there is none.
+    ) -> tuple[Choice, float]:
+        """Returns the choice to look at, and the upper bound of its gain; the usual choice if there is none.
 
-        It is an untried method; plain decoding, if it has not been measured for long; or the method with the highest
-        upper bound, if that is above the usual gain.
+        It is an untried method that may gain; plain decoding, if it has not been measured for long; or the method with
+        the highest upper bound, while something is drafted only if that is above the usual gain.
         """
         usual = self._usual
-        unknown = next((name for name in limits if not self._of(name).is_known), None)
-        if unknown is not None:
-            return Choice(unknown, min(LOOK_LENGTH, limits[unknown]))
-        if usual.method and load.since_plain_s > RATE_MEMORY * load.plain.mean_s:
-            return PLAIN
         bounds = {name: max(self._gains(load, name, limits[name], 1.0)[1:]) for name in limits if name != usual.method}
+        untried = (name for name in limits if name in bounds and not self._of(name).is_known)
+        promising = next((name for name in untried if bounds[name] > usual_gain), None)
+        if promising is not None:
+            return Choice(promising, min(LOOK_LENGTH, limits[promising])), bounds[promising]
+        if usual.method and load.since_plain_s > RATE_MEMORY * load.plain.mean_s:
+            return PLAIN, 1.0
         name = max(bounds, key=lambda name: bounds[name], default="")
-        if usual.method and (not name or bounds[name] <= usual_gain):
-            return usual
-        return Choice(name, min(max(LOOK_LENGTH, _best_length(gains[name])), limits[name]))
+        if not name or (usual.method and bounds[name] <= usual_gain):
+            return usual, usual_gain
+        return Choice(name, min(max(LOOK_LENGTH, _best_length(gains[name])), limits[name])), bounds[name]
 
     def _goes_on(self, look: Look, load: LoadCosts, limits: Mapping[str, int]) -> bool:
         if look.at.method not in ("", *limits):
@@ -297,7 +319,7 @@ class DraftLength:
             return look.num_rounds < SETTLE_ROUNDS + PLAIN_ROUNDS
         if look.num_rounds < SETTLE_ROUNDS + LOOK_ROUNDS:
             return True
-        if min(look.num_drafts, look.num_rounds) >= LOOK_DRAFTS:
+        if self.ledger.credit_s <= 0.0 or min(look.num_drafts, look.num_rounds) >= LOOK_DRAFTS:
             return False
         gain, bound = (
             max(self._gains(load, look.at.method, limits[look.at.method], errors)[1:]) for errors in (0.0, 1.0)
@@ -309,9 +331,9 @@ class DraftLength:
         if look is None:
             return
         load.since_look_s, load.gains_limits = 0.0, None
-        if look.at.method and look.cost_s < 0.0:
-            self.ledger.look_gained()
         load.look_debt_s += max(0.0, look.cost_s)
+        if look.at.method and look.cost_s < 0.0:
+            load.look_debt_s += self.ledger.look_gained(load.plain.mean_s)
 
     # ---- what is known ----
 

@@ -39,13 +39,14 @@ class DraftTime:
     """Seconds of drafting k tokens for a batch: a line fitted to the newest drafts.
 
     is_one_pass: all tokens of a draft come at once, so nothing is assumed of the slope. mean_travel_s: of messages,
-    which take the same for all lengths.
+    which take the same for all lengths. of_few: drafts of a look at few sessions; those of a whole batch replace them.
     """
 
     is_one_pass: bool = False
     mean_length: float = 0.0
     mean_s: float = 0.0
     mean_travel_s: float = 0.0
+    of_few: bool = False
     _variance: float = 0.0
     _covariance: float = 0.0
 
@@ -55,13 +56,15 @@ class DraftTime:
 
     def copy(self) -> DraftTime:
         """Returns the means as the estimate for another load, where lengths have not varied yet."""
-        return DraftTime(self.is_one_pass, self.mean_length, self.mean_s, self.mean_travel_s)
+        return DraftTime(self.is_one_pass, self.mean_length, self.mean_s, self.mean_travel_s, self.of_few)
 
-    def observe(self, length: int, seconds: float, travel_s: float = 0.0) -> None:
-        """Learns from a batch of drafts. travel_s: the part of the seconds that messages took."""
-        if not self.is_known or seconds < self.mean_s / OUTLIER:
+    def observe(self, length: int, seconds: float, travel_s: float = 0.0, *, of_few: bool = False) -> None:
+        """Learns from a batch of drafts. travel_s: the part of the seconds that messages took. of_few: as above."""
+        if of_few and self.is_known and not self.of_few:
+            return
+        if not self.is_known or self.of_few > of_few or seconds < self.mean_s / OUTLIER:
             # The first; or the first that had nothing to catch up with.
-            self.mean_length, self.mean_s, self.mean_travel_s = float(length), seconds, travel_s
+            self.mean_length, self.mean_s, self.mean_travel_s, self.of_few = float(length), seconds, travel_s, of_few
             self._variance = self._covariance = 0.0
             return
         self.mean_travel_s += COST_WEIGHT * (min(travel_s, seconds, OUTLIER * self.mean_s) - self.mean_travel_s)

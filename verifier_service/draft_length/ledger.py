@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from outrider.verifier_service.draft_length.limits import (
     CREDIT_ROUNDS,
     GAIN_MEMORY,
+    LOOK_ROUNDS,
     LOOK_SHARE,
     LOSS_SHARE,
 )
@@ -45,8 +46,12 @@ class Ledger:
         self._is_blocked = self.credit_s <= least_s
         return not self._is_blocked
 
-    def look_gained(self) -> None:
+    def look_gained(self, plain_round_s: float) -> float:
+        """Lets drafting begin again after a look that has gained, without credit with a small one; returns that."""
         self._is_blocked = False
+        credit_s = max(self.credit_s, LOOK_ROUNDS * plain_round_s)
+        lent_s, self.credit_s = credit_s - self.credit_s, credit_s
+        return lent_s
 
     def look_share(self, *, is_drafting: bool) -> float:
         """Share of the time that looks may cost now: more where drafting has gained, and has stopped."""

@@ -17,6 +17,9 @@ LOOK_SHARE = 0.004
 GAIN_MEMORY = 1000.0
 # rounds; shortest look at a method, and a fourth of the shortest time between two looks; one outlier must not decide
 LOOK_ROUNDS = 4
+# sessions; most that draft in a look while nothing is drafted otherwise; LOOK_ROUNDS of them tell an acceptance of a
+# half from one of three quarters, and each one more costs a batch that is full as much again
+LOOK_SESSIONS = 4
 # draft tokens; minimum of a look; two, so that it measures a second position
 LOOK_LENGTH = 2
 # drafts; longest look at a method; its acceptance is then known to a twentieth

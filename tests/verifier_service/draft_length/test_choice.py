@@ -12,7 +12,13 @@ from benchmarks.simulation.worlds.cells import HEAD, LOOKUP, MODEL, cells, model
 from benchmarks.simulation.worlds.text import NEVER, Acceptance
 from benchmarks.simulation.worlds.world import Method, Server, World, run_world
 from outrider.verifier_service.draft_length.choice import PLAIN, Choice, Drafted, DraftLength, RoundSample
-from outrider.verifier_service.draft_length.limits import LOOK_ROUNDS, LOOK_SHARE, PLAIN_ROUNDS, SETTLE_ROUNDS
+from outrider.verifier_service.draft_length.limits import (
+    LOOK_ROUNDS,
+    LOOK_SESSIONS,
+    LOOK_SHARE,
+    PLAIN_ROUNDS,
+    SETTLE_ROUNDS,
+)
 
 PLAIN_S = 0.01
 
@@ -161,3 +167,52 @@ def test_requests_without_drafts_between_two_answers_do_not_end_drafting() -> No
         machine.policy.observe_plain(1, 1, PLAIN_S)
     machine.run(30)
     assert {choice.method for choice in machine.choices[-30:]} == {"head"}
+
+
+def plain_rounds(policy: DraftLength, num_rounds: int, num_sessions: int, seconds: float = PLAIN_S) -> None:
+    for _ in range(num_rounds):
+        policy.observe(RoundSample(num_sessions, num_sessions, num_sessions, seconds))
+
+
+def test_a_look_while_nothing_is_drafted_makes_few_sessions_dearer() -> None:
+    """Those that its method has least to read of; once a method is drafted with, all draft."""
+    policy, limits, unread = DraftLength(lambda _sessions, _tokens: 0.0), {"head": 4}, [9, 3, 8, 1, 7, 2, 6, 4]
+    assert policy.that_draft(range(8), unread.__getitem__) == range(8), "no look"
+    for _ in range(PLAIN_ROUNDS + 2 * LOOK_ROUNDS):
+        if policy.decide(limits) != PLAIN:
+            break
+        plain_rounds(policy, 1, len(unread))
+    assert sorted(policy.that_draft(range(8), unread.__getitem__)) == [1, 3, 5, 7]
+    for _ in range(SETTLE_ROUNDS + LOOK_ROUNDS):
+        length = policy.decide(limits).num_draft_tokens
+        drafts = [Drafted("head", length, length, length)] * LOOK_SESSIONS
+        policy.observe(RoundSample(8, 8, 8 + LOOK_SESSIONS * length, 1.2 * PLAIN_S, drafts, 0.1 * PLAIN_S))
+    assert policy.decide(limits).method == "head"
+    assert policy.that_draft(range(8), unread.__getitem__) == range(8)
+
+
+def test_what_can_hardly_gain_is_looked_at_once_that_is_paid_for() -> None:
+    """Rows so dear that even a good head would lose: nothing is known of it, and yet its look waits."""
+    machine = Machine({"eagle3": 4}, {"eagle3": 4}, 0.0)
+    machine.policy.rows_s = lambda _sessions, tokens: 5.0 * tokens * PLAIN_S
+    machine.run(200)
+    assert set(machine.choices) == {PLAIN}
+    machine.run(12_000)
+    assert "eagle3" in {choice.method for choice in machine.choices}
+
+
+def test_drafts_that_users_ask_for_by_name_are_not_charged() -> None:
+    policy = DraftLength(lambda _sessions, _tokens: 0.0)
+    plain_rounds(policy, PLAIN_ROUNDS + 1, 1)
+    credit_s = policy.ledger.credit_s
+    for _ in range(50):
+        policy.observe(RoundSample(1, 1, 1, 3 * PLAIN_S, [Drafted("head", 4, 4, 0)], is_own=False))
+    assert policy.ledger.credit_s == credit_s > 0.0
+
+
+def test_the_noise_of_plain_rounds_is_no_loss() -> None:
+    policy = DraftLength(lambda _sessions, _tokens: 0.0)
+    plain_rounds(policy, PLAIN_ROUNDS + 1, 1)
+    credit_s = policy.ledger.credit_s
+    plain_rounds(policy, 100, 1, 1.5 * PLAIN_S)  # the machine has become slower
+    assert policy.ledger.credit_s >= credit_s

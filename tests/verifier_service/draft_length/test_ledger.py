@@ -7,7 +7,7 @@ import random
 import pytest
 
 from outrider.verifier_service.draft_length.ledger import Ledger
-from outrider.verifier_service.draft_length.limits import CREDIT_ROUNDS, LOOK_SHARE, LOSS_SHARE
+from outrider.verifier_service.draft_length.limits import CREDIT_ROUNDS, LOOK_ROUNDS, LOOK_SHARE, LOSS_SHARE
 
 PLAIN_S = 0.01
 
@@ -55,3 +55,15 @@ def test_looks_cost_more_only_where_drafting_has_gained_and_stopped() -> None:
     for _ in range(10_000):
         ledger.observe(PLAIN_S, PLAIN_S, PLAIN_S)
     assert ledger.look_share(is_drafting=False) == pytest.approx(LOOK_SHARE, rel=0.05)
+
+
+def test_a_look_that_has_gained_lends_a_small_credit() -> None:
+    """Without one, drafting that pays would wait until LOSS_SHARE of the time has paid for what was lost before."""
+    ledger = Ledger()
+    ledger.observe(PLAIN_S, 100 * PLAIN_S, PLAIN_S)
+    assert not ledger.allows_drafts(PLAIN_S)
+    before_s = ledger.credit_s
+    lent_s = ledger.look_gained(PLAIN_S)
+    assert ledger.credit_s == pytest.approx(LOOK_ROUNDS * PLAIN_S) == pytest.approx(before_s + lent_s)
+    assert ledger.allows_drafts(PLAIN_S)
+    assert ledger.look_gained(PLAIN_S) == 0.0, "there is credit"
