@@ -35,6 +35,8 @@ FOREIGN_FLAGS = {
     "--full",
     "--shape",
     "--drafter",
+    "--llama-head",
+    "--lengths",
     "--llama-server",
     "--xllamacpp",
     "--vllm",
