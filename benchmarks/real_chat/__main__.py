@@ -22,7 +22,8 @@ import typer
 from rich.console import Console
 
 from benchmarks.real_chat import report, systems
-from benchmarks.real_chat.questions import PROMPTS
+from benchmarks.real_chat.questions import PROMPTS, after_text
+from benchmarks.real_chat.systems import SHORT_CONTEXT, Limits
 from benchmarks.real_chat.traffic import Run, Variant, send
 from benchmarks.records import quantiles, save_rows
 from outrider.client.bench.acceptance import total
@@ -55,13 +56,15 @@ class Load:
     prompts: str
     temperature: float
     num_streams: int
+    num_context_tokens: int = 0
 
     def questions(self, round_index: int) -> list[str]:
         """Others in each round, as long as there are some."""
         most = max(_MOST_QUESTIONS, self.num_streams)
         count = min(max(_FEWEST_QUESTIONS, 2 * self.num_streams), most)
         texts = PROMPTS[self.prompts]
-        return [texts[(round_index * count + place) % len(texts)] for place in range(count)]
+        places = range(round_index * count, (round_index + 1) * count)
+        return [after_text(texts[place % len(texts)], self.num_context_tokens, place) for place in places]
 
 
 def main(
@@ -79,6 +82,7 @@ def main(
         list[str] | None,
         typer.Option(help="questions or edits (of a given text); may be repeated; questions if absent."),
     ] = None,
+    context: Annotated[int, typer.Option(help="Tokens of text before each question, about.", min=0)] = 0,
     max_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 96,
     rounds: Annotated[int, typer.Option(help="Repetitions; figures are medians over them.")] = 2,
     plot: Annotated[Path | None, typer.Option(help="Draw a picture here (SVG).")] = None,
@@ -89,9 +93,11 @@ def main(
     kinds = prompts or ["questions"]
     if unknown := sorted({*kinds} - {*PROMPTS}):
         raise typer.BadParameter(f"{', '.join(unknown)}: must be one of {', '.join(PROMPTS)}", param_hint="--prompts")
-    loads = [Load(kind, degree, count) for kind in kinds for degree in temperature or (0.0, 1.0) for count in counts]
+    degrees = temperature or (0.0, 1.0)
+    loads = [Load(kind, degree, count, context) for kind in kinds for degree in degrees for count in counts]
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as until:
-        folder, slots = Path(scratch), max(counts)
+        folder = Path(scratch)
+        limits = Limits(num_slots=max(counts), context_len=round(SHORT_CONTEXT + 1.5 * context))
         drafts = [int(part) for part in lengths.split(",")]
         names = [name for name in methods.split(",") if name]
         variants = systems.outrider(model, head, names, drafts, folder, until, _say)
@@ -99,9 +105,9 @@ def main(
         if xllamacpp:
             programs["--xllamacpp"] = systems.llama_server_of_package(xllamacpp)
         for option, program in programs.items():
-            variants += systems.llama_cpp(program, option, Path(model), llama_head, slots, folder, until)
+            variants += systems.llama_cpp(program, option, Path(model), llama_head, limits, folder, until)
         if vllm:
-            variants += systems.vllm(vllm, model, head, drafts[0], slots, folder, until)
+            variants += systems.vllm(vllm, model, head, drafts[0], limits, folder, until)
         rows = [row for load in loads for row in _measure(variants, load, max_tokens, rounds)]
     rows = [{"model": Path(model).name, "head": head, "max_tokens": max_tokens, **row} for row in rows]
     for line in report.table(rows):
@@ -156,9 +162,11 @@ def _row(variant: Variant, load: Load, runs: Sequence[Run], plain: Sequence[Run]
         "prompts": load.prompts,
         "temperature": load.temperature,
         "num_streams": load.num_streams,
+        "context": load.num_context_tokens,
         "tokens_per_s": median(run.tokens_per_s for run in runs),
         "tokens_per_s_quantiles": quantiles([run.tokens_per_s for run in runs]),
         "ttft_s": quantiles([result.first_token_s for result in results]),
+        "decode_tokens_per_s": _decode_rate(results),
         "itl_s": quantiles([gap for result in results for gap in result.gaps_s]),
         "prompt_tokens": fmean(result.num_prompt_tokens or 0 for result in results),
         "answer_tokens": fmean(result.num_output_tokens for result in results),
@@ -166,6 +174,12 @@ def _row(variant: Variant, load: Load, runs: Sequence[Run], plain: Sequence[Run]
         "acceptance_rate": accepted.rate if accepted.num_drafts else None,
         "same_text_as_plain": f"{sum(same)}/{len(same)}" if load.temperature == 0.0 else "",
     }
+
+
+def _decode_rate(results: Sequence[Any]) -> float:
+    """Returns the median of the answers' tokens a second after their first one; 0: no answer has a second."""
+    rates = [(result.num_output_tokens - 1) / sum(result.gaps_s) for result in results if sum(result.gaps_s)]
+    return median(rates) if rates else 0.0
 
 
 def _results(runs: Sequence[Run]) -> list[Any]:

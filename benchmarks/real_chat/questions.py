@@ -6,7 +6,9 @@ them, so no draft was trained on their answers.
 
 from __future__ import annotations
 
+import functools
 from itertools import chain
+from pathlib import Path
 
 _NOTICE = (
     "The library will be closed from Monday to Wednesday while the heating is replaced. Books that are due on these "
@@ -102,3 +104,21 @@ EDITS = tuple(
     )
 )
 PROMPTS = {"questions": QUESTIONS, "edits": EDITS}
+
+_DOCS = Path(__file__).parents[2] / "docs"
+# characters of the documentation per token, about
+_TOKEN_CHARS = 3.4
+
+
+def after_text(question: str, num_tokens: int, place: int) -> str:
+    """Returns the question after about `num_tokens` tokens of documentation, which differ from the first one on."""
+    if not num_tokens:
+        return question
+    text, num_chars = _documentation(), round(num_tokens * _TOKEN_CHARS)
+    start = (place * 7919) % len(text)
+    return f"{(text[start:] + text)[:num_chars]}\n\n{question}"
+
+
+@functools.cache
+def _documentation() -> str:
+    return "\n".join(path.read_text() for path in sorted(_DOCS.glob("*.md")))

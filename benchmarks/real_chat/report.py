@@ -13,7 +13,7 @@ Row = dict[str, Any]
 PLAIN = "off"
 _HEADINGS = (
     "prompts", "T", "streams", "system", "variant", "tokens/s", "of its own plain", "of the best peer",
-    "first token, p50", "acceptance length", "same text as plain",
+    "prompt tokens", "first token, p50", "tokens/s after it", "acceptance length", "same text as plain",
 )  # fmt: skip
 
 
@@ -36,7 +36,9 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
             f"{row['tokens_per_s']:.1f}",
             f"{row['tokens_per_s'] / plain['tokens_per_s']:.2f}",
             f"{row['tokens_per_s'] / max(peers):.2f}" if peers and row["system"] == "outrider" else "",
+            f"{row['prompt_tokens']:.0f}",
             f"{row['ttft_s']['p50'] * 1e3:.0f} ms",
+            f"{row['decode_tokens_per_s']:.0f}",
             "" if length is None else f"{length:.2f}",
             row["same_text_as_plain"],
         )

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -26,7 +27,7 @@ from outrider.engine.model.weights import read_weights
 
 NUM_SPECULATIVE_TOKENS = 5
 # tokens; a question, its template and an answer
-_CONTEXT_LEN = 1024
+SHORT_CONTEXT = 1024
 _XLLAMACPP_SERVER = Path(__file__).parents[1] / "peers" / "xllamacpp_server.py"
 # seconds; vLLM compiles the model at its first start
 _START_TIMEOUT_S = 600.0
@@ -38,6 +39,13 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.ji
 _LLAMA_CPP_FIELDS = {"cache_prompt": False, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
 Progress = Callable[[str], None]
+
+
+class Limits(NamedTuple):
+    """Of a peer's server. context_len: tokens per slot."""
+
+    num_slots: int
+    context_len: int
 
 
 def outrider(
@@ -72,7 +80,7 @@ def outrider(
 
 
 def llama_cpp(
-    program: Sequence[str], option: str, gguf: Path, head: Path | None, num_slots: int, folder: Path, until: ExitStack
+    program: Sequence[str], option: str, gguf: Path, head: Path | None, limits: Limits, folder: Path, until: ExitStack
 ) -> list[Variant]:
     """Plain, its n-grams, and an EAGLE-3 head. program: of llama-server's options. option: names the program."""
     variants = []
@@ -81,7 +89,7 @@ def llama_cpp(
         kinds.append(("eagle3", ["draft-eagle3", "--spec-draft-model", str(head)]))
     for name, spec_type in kinds:
         port = free_port()
-        command = llama_server_command(program, gguf, port, num_slots=num_slots, context_len=_CONTEXT_LEN)
+        command = llama_server_command(program, gguf, port, num_slots=limits.num_slots, context_len=limits.context_len)
         command += ["--spec-type", *spec_type]
         log = folder / f"llama-cpp-{name}.log"
         server = ServerProcess(command, port, log, option=option, start_timeout_s=_START_TIMEOUT_S)
@@ -96,7 +104,7 @@ def llama_server_of_package(python: Path) -> list[str]:
 
 
 def vllm(
-    python: Path, model: str, eagle3: str, length: int, num_slots: int, folder: Path, until: ExitStack
+    python: Path, model: str, eagle3: str, length: int, limits: Limits, folder: Path, until: ExitStack
 ) -> list[Variant]:
     """Plain, n-grams, and an EAGLE-3 head of `length` tokens. python: that has vllm. eagle3: the head; empty: none."""
     weights = folder / "dequantised"
@@ -111,7 +119,7 @@ def vllm(
         command = [
             *(str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(weights)),
             *("--host", "127.0.0.1", "--port", str(port), "--dtype", "bfloat16"),
-            *("--max-model-len", str(_CONTEXT_LEN), "--max-num-seqs", str(num_slots), *speculation),
+            *("--max-model-len", str(limits.context_len), "--max-num-seqs", str(limits.num_slots), *speculation),
         ]
         log = folder / f"vllm-{name}.log"
         server = ServerProcess(

@@ -23,6 +23,9 @@ NGRAM = Acceptance(easy=(0.9,), hard=(0.25,), easy_run=10.0, hard_run=14.0, prop
 SAMPLED = Acceptance(easy=(0.65, 0.6), hard=(0.3, 0.25), easy_run=12.0, hard_run=12.0)
 # seconds of a proposal; next to nothing; suffix lookups take about 0.03 ms for a session
 LOOKUP = DraftPrices(((1, 0.00003), (64, 0.0005)), 0.00003, one_forward=True, reads=False)
+# Published acceptance of drafters of 8B models in chat: EAGLE-3 2.4 to 2.7 tokens a round at 5 drafted, block heads 3.5
+# (DFlash, DSpark); and that of models/smollm2-eagle3 on held-out chat (docs/models.md).
+EAGLE_8B, BLOCK_8B, EAGLE_SMALL = Acceptance((0.65,)), Acceptance((0.73,)), Acceptance((0.59, 0.56, 0.55))
 SHAPES = ("staircase", "flat-then-steep", "cheap-rows", "costly-rows")
 _PROMPT_ROWS = 64
 _NUM_TOKENS = 64
@@ -63,6 +66,9 @@ def reshaped(costs: Costs, shape: str, factor: float = 1.0) -> Costs:
         table = tuple(staircase(table))
     elif shape == "flat-then-steep":
         steps = ((1, 1.0), (16, 1.0), (32, 2.2), (64, 5.0), (256, 22.0))
+        table = tuple((rows, one_s * times) for rows, times in steps)
+    elif shape == "gpu-like":
+        steps = ((1, 1.0), (32, 1.0), (64, 1.4), (128, 2.2), (256, 4.0))
         table = tuple((rows, one_s * times) for rows, times in steps)
     elif shape == "cheap-rows":
         table = steeper(table, 0.25)
@@ -197,10 +203,39 @@ def _beginnings(costs: Costs, scale: float) -> Iterator[Cell]:
         yield Cell("beginnings", f"turn-{name}", dataclasses.replace(turn, kinds=(kind,), later=(sampled,)))
 
 
+def _gpu_like(costs: Costs, scale: float) -> Iterator[Cell]:
+    """Rows are free up to 32; a step of a head takes 8 % of a forward, one layer and the output layer of 32 layers."""
+    costs = reshaped(costs, "gpu-like")
+    step_s = 0.08 * costs.verifier_step[0][1]
+    chain = DraftPrices(((1, step_s), (32, step_s), (256, 4 * step_s)), 0.1 * step_s)
+    block = dataclasses.replace(chain, one_forward=True)
+    methods = (
+        ("eagle3-8b", chain, EAGLE_8B),
+        ("block-8b", block, BLOCK_8B),
+        ("eagle3-small", chain, EAGLE_SMALL),
+        ("lookup", LOOKUP, NGRAM),
+    )
+    for num_streams in (1, 8, 32):
+        for name, prices, kind in methods:
+            yield Cell("gpu-like", f"{name}-{num_streams}", _streams(costs, prices, kind, num_streams, scale))
+
+
 def _remote(costs: Costs, scale: float) -> Iterator[Cell]:
     for num_streams in (1, 4):
         world = _streams(costs, model_prices(costs), MODEL, num_streams, scale)
         yield Cell("remote", f"5ms-{num_streams}", dataclasses.replace(world, link=Link(0.005, 0.5)))
 
 
-_GROUPS = (_sessions, _answers, _arrivals, _shapes, _verifiers, _changes, _mixed, _stretches, _beginnings, _remote)
+_GROUPS = (
+    _sessions,
+    _answers,
+    _arrivals,
+    _shapes,
+    _verifiers,
+    _changes,
+    _mixed,
+    _stretches,
+    _beginnings,
+    _remote,
+    _gpu_like,
+)

@@ -25,6 +25,13 @@ def test_rounds_ask_other_questions_and_enough_for_all_streams() -> None:
         assert num_streams == 32 or not set(first) & set(second)
 
 
+def test_a_context_is_another_one_for_each_question() -> None:
+    plain, long = Load("questions", 0.0, 1).questions(0), Load("questions", 0.0, 1, 2000).questions(0)
+    assert [text.split("\n\n")[-1] for text in long] == plain
+    assert len({text[:40] for text in long}) == len(long)
+    assert all(6000 < len(text) < 8000 for text in long)
+
+
 def test_runs_do_not_share_a_salt_and_peers_get_no_fields_of_ours() -> None:
     ours = Variant("outrider", "auto", "", "m", {"speculation": {"method": "auto"}}, takes_salt=True)
     assert ours.body("why?", 8, 0.0, "a")["cache_salt"] == "a"

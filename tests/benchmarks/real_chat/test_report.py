@@ -15,7 +15,9 @@ def row(system: str, variant: str, rate: float, *, temperature: float = 0.0, len
         "temperature": temperature,
         "num_streams": 4,
         "tokens_per_s": rate,
+        "prompt_tokens": 51.3,
         "ttft_s": {"p50": 0.0254},
+        "decode_tokens_per_s": 61.7,
         "acceptance_length": length,
         "same_text_as_plain": "7/8",
     }
@@ -33,9 +35,9 @@ ROWS = [
 def test_ratios_are_to_the_own_plain_variant_and_to_the_fastest_peer_at_the_same_load() -> None:
     lines = list(report.table(ROWS))
     assert len(lines) == 2 + len(ROWS)
-    assert lines[3] == "| questions | 0 | 4 | outrider | auto | 150.0 | 1.50 | 2.50 | 25 ms | 2.35 | 7/8 |"
-    assert lines[5] == "| questions | 0 | 4 | llama.cpp | ngram | 60.0 | 1.50 |  | 25 ms |  | 7/8 |"
-    assert lines[6] == "| questions | 1 | 4 | outrider | off | 10.0 | 1.00 |  | 25 ms |  | 7/8 |"
+    assert lines[3] == "| questions | 0 | 4 | outrider | auto | 150.0 | 1.50 | 2.50 | 51 | 25 ms | 62 | 2.35 | 7/8 |"
+    assert lines[5] == "| questions | 0 | 4 | llama.cpp | ngram | 60.0 | 1.50 |  | 51 | 25 ms | 62 |  | 7/8 |"
+    assert lines[6] == "| questions | 1 | 4 | outrider | off | 10.0 | 1.00 |  | 51 | 25 ms | 62 |  | 7/8 |"
 
 
 def test_the_picture_names_every_variant_of_the_lowest_temperature(tmp_path: Path) -> None:
