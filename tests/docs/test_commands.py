@@ -36,6 +36,8 @@ FOREIGN_FLAGS = {
     "--shape",
     "--drafter",
     "--llama-head",
+    "--cells",
+    "--context",
     "--lengths",
     "--llama-server",
     "--xllamacpp",
