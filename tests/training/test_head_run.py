@@ -274,7 +274,7 @@ def test_a_draft_model_is_a_whole_checkpoint(work_dir: Path, tmp_path: Path) -> 
     assert recognise(model_dir) == "draft_model"
     assert (model_dir / "tokenizer.json").is_file()
     # It can be gone on with: the next run starts from it.
-    further = config_of(work_dir, tmp_path / "next", "draft_model", head=replace(HEAD, init=model_dir))
+    further = config_of(work_dir, tmp_path / "next", "draft_model", head=HeadOptions(init=model_dir))
     assert recognise(run(further, quiet())) == "draft_model"
 
 
