@@ -127,10 +127,10 @@ class DraftLength:
         return choice
 
     def that_draft(self, sessions: Sequence[_Session], num_unread: Callable[[_Session], int]) -> Sequence[_Session]:
-        """Returns the sessions that draft with the current choice. num_unread: tokens that its
-        method has to read first.
+        """Returns the sessions that draft with the current choice.
 
-        All of them; but in a look, while nothing is drafted usually, the few that have the least to read.
+        All of them; but in a look, while nothing is drafted usually, the few that have the least to read. num_unread:
+        tokens that the choice's method has to read first.
         """
         if self._look is None or self._usual.method:
             return sessions
@@ -277,6 +277,8 @@ class DraftLength:
         plain_s = load.plain.mean_s
         # Judged with the gains, every LOOK_ROUNDS rounds: that takes longer than a cheap draft.
         if load.since_look_s < 4 * LOOK_ROUNDS * plain_s or load.gains_at != self._num_rounds:
+            return None
+        if load.look_debt_s > 0.0 and all(self._of(name).is_known for name in limits):
             return None
         at, bound = self._look_at(load, limits, gains, usual_gain)
         if at == self._usual:
