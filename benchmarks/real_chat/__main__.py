@@ -84,7 +84,7 @@ def main(
     ] = None,
     context: Annotated[int, typer.Option(help="Tokens of text before each question, about.", min=0)] = 0,
     max_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 96,
-    rounds: Annotated[int, typer.Option(help="Repetitions; figures are medians over them.")] = 2,
+    rounds: Annotated[int, typer.Option(help="Repetitions; figures are medians over them, ratios too.")] = 2,
     plot: Annotated[Path | None, typer.Option(help="Draw a picture here (SVG).")] = None,
     save: Annotated[bool, typer.Option(help="Append rows to benchmarks/results/real_chat.jsonl.")] = True,
 ) -> None:
@@ -164,6 +164,8 @@ def _row(variant: Variant, load: Load, runs: Sequence[Run], plain: Sequence[Run]
         "num_streams": load.num_streams,
         "context": load.num_context_tokens,
         "tokens_per_s": median(run.tokens_per_s for run in runs),
+        # Both sides of a ratio ask the same questions in the same minute: a machine's drift is in neither.
+        "of_plain": median(run.tokens_per_s / other.tokens_per_s for run, other in zip(runs, plain, strict=True)),
         "tokens_per_s_quantiles": quantiles([run.tokens_per_s for run in runs]),
         "ttft_s": quantiles([result.first_token_s for result in results]),
         "decode_tokens_per_s": _decode_rate(results),

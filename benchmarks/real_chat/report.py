@@ -18,11 +18,10 @@ _HEADINGS = (
 
 
 def table(rows: Sequence[Row]) -> Iterator[str]:
-    """Lines of Markdown. The best peer: the fastest variant of another system at the same load, if there is one."""
+    """Yields lines of Markdown. The best peer is the fastest variant of another system at the same load, if any."""
     yield f"| {' | '.join(_HEADINGS)} |"
     yield "|---" * len(_HEADINGS) + "|"
     for row in rows:
-        plain = next(other for other in rows if _load(other) == _load(row) and _is_plain_of(other, row["system"]))
         peers = [
             other["tokens_per_s"] for other in rows if _load(other) == _load(row) and other["system"] != "outrider"
         ]
@@ -34,7 +33,7 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
             row["system"],
             row["variant"],
             f"{row['tokens_per_s']:.1f}",
-            f"{row['tokens_per_s'] / plain['tokens_per_s']:.2f}",
+            f"{row['of_plain']:.2f}",
             f"{row['tokens_per_s'] / max(peers):.2f}" if peers and row["system"] == "outrider" else "",
             f"{row['prompt_tokens']:.0f}",
             f"{row['ttft_s']['p50'] * 1e3:.0f} ms",
@@ -74,7 +73,3 @@ def _load(row: Row) -> tuple[str, float, int]:
 
 def _prompts(row: Row) -> str:
     return str(row.get("prompts", "questions"))  # older rows have no other
-
-
-def _is_plain_of(row: Row, system: str) -> bool:
-    return (row["system"], row["variant"]) == (system, PLAIN)

@@ -41,8 +41,8 @@ def test_runs_do_not_share_a_salt_and_peers_get_no_fields_of_ours() -> None:
     assert not {"cache_salt", "speculation"} & theirs.keys()
 
 
-def run_of(*texts: str) -> Sequence[Run]:
-    return [Run(1.0, [RequestResult(num_output_tokens=2, text=text) for text in texts], None)]
+def run_of(*texts: str, seconds: float = 1.0) -> Sequence[Run]:
+    return [Run(seconds, [RequestResult(num_output_tokens=2, text=text) for text in texts], None)]
 
 
 def test_other_text_with_drafts_is_an_error_of_ours_and_a_figure_of_a_peer() -> None:
@@ -55,6 +55,14 @@ def test_other_text_with_drafts_is_an_error_of_ours_and_a_figure_of_a_peer() -> 
         real_chat._row(Variant("outrider", "ngram", "", "m"), Load("questions", 1.0, 1), other, plain)["tokens_per_s"]
         == 4.0
     )
+
+
+def test_the_ratio_is_the_median_of_the_rounds_ratios() -> None:
+    """A machine that halves its speed between rounds changes no ratio; the ratio of medians here is 0.75."""
+    plain = [*run_of("yes", seconds=1.0), *run_of("yes", seconds=2.0), *run_of("yes", seconds=4.0)]
+    drafted = [*run_of("yes", seconds=0.8), *run_of("yes", seconds=8 / 3), *run_of("yes", seconds=3.2)]
+    row = real_chat._row(Variant("outrider", "ngram", "", "m"), Load("questions", 0.0, 1), drafted, plain)
+    assert row["of_plain"] == pytest.approx(1.25)
 
 
 @pytest.mark.storm
