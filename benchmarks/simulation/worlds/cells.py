@@ -26,6 +26,10 @@ LOOKUP = DraftPrices(((1, 0.00003), (64, 0.0005)), 0.00003, one_forward=True, re
 # Published acceptance of drafters of 8B models in chat: EAGLE-3 2.4 to 2.7 tokens a round at 5 drafted, block heads 3.5
 # (DFlash, DSpark); and that of models/smollm2-eagle3 on held-out chat (docs/models.md).
 EAGLE_8B, BLOCK_8B, EAGLE_SMALL = Acceptance((0.65,)), Acceptance((0.73,)), Acceptance((0.59, 0.56, 0.55))
+SMALL_SAMPLED = Acceptance((0.5, 0.47, 0.45))
+# (rows, times a forward of one row): SmolLM2-135M in 4 bits on two cores with AVX-512, and a step of its head there
+_SMALL_ROWS = ((1, 1.0), (2, 1.09), (4, 1.28), (6, 1.51), (8, 1.81), (12, 2.5), (16, 3.32), (64, 13.0))
+_SMALL_HEAD = ((1, 0.2), (2, 0.25), (4, 0.35), (8, 0.6), (16, 1.4), (64, 1.6))
 SHAPES = ("staircase", "flat-then-steep", "cheap-rows", "costly-rows")
 _PROMPT_ROWS = 64
 _NUM_TOKENS = 64
@@ -220,6 +224,27 @@ def _gpu_like(costs: Costs, scale: float) -> Iterator[Cell]:
             yield Cell("gpu-like", f"{name}-{num_streams}", _streams(costs, prices, kind, num_streams, scale))
 
 
+def _joins(costs: Costs, scale: float) -> Iterator[Cell]:
+    """Measured: the first 400 rounds after three or fifteen streams have come to one that has been served for long,
+    with a head and two lookups at the prices of SmolLM2-135M's (docs/log.md).
+    """
+    one_s = costs.verifier_step[0][1]
+    costs = dataclasses.replace(costs, verifier_step=tuple((rows, one_s * times) for rows, times in _SMALL_ROWS))
+    head = DraftPrices(tuple((rows, one_s * times) for rows, times in _SMALL_HEAD), 0.0)
+    lookups = tuple(Method(name, LOOKUP, NGRAM) for name in ("suffix", "ngram"))
+    for num_joining in (3, 15):
+        for name, kind in (("head", EAGLE_SMALL), ("sampled", SMALL_SAMPLED)):
+            server = Server(costs, head, 1, others=lookups, num_joining=num_joining)
+            round_s = plain_round_s(costs, 1 + num_joining)
+            world = dataclasses.replace(
+                _world((server,), (kind,), scale),
+                warm_up_s=2000 * plain_round_s(costs, 1),
+                seconds=400 * round_s,
+                num_tokens=96,
+            )
+            yield Cell("joins", f"{name}-1+{num_joining}", world)
+
+
 def _remote(costs: Costs, scale: float) -> Iterator[Cell]:
     for num_streams in (1, 4):
         world = _streams(costs, model_prices(costs), MODEL, num_streams, scale)
@@ -236,6 +261,7 @@ _GROUPS = (
     _mixed,
     _stretches,
     _beginnings,
+    _joins,
     _remote,
     _gpu_like,
 )

@@ -40,7 +40,8 @@ class Method:
 class Server:
     """A verifier, its method, and its load: streams, or with `is_rate` requests a second (Poisson).
 
-    kinds: of its requests; empty: the world's. others: methods of which `auto` alone may choose too.
+    kinds: of its requests; empty: the world's. others: methods of which `auto` alone may choose too. num_joining:
+    streams that come when the measured time begins.
     """
 
     costs: Costs
@@ -49,6 +50,7 @@ class Server:
     is_rate: bool = False
     kinds: tuple[Acceptance, ...] = ()
     others: tuple[Method, ...] = ()
+    num_joining: int = 0
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,7 @@ class _Run:
         for host in self._hosts:
             host.count.reset(world.warm_up_s)
             host.tally.reset()
+            host.join()
         end_s = world.warm_up_s + world.seconds
         self.events.run(until_s=end_s)
         return [host.served(end_s) for host in self._hosts]
@@ -173,6 +176,10 @@ class _Host:
         else:
             for _ in range(round(self._server.load)):
                 self._request()
+
+    def join(self) -> None:
+        for _ in range(self._server.num_joining):
+            self._request()
 
     def served(self, end_s: float) -> Served:
         count, tally, seconds = self.count, self.tally, self._world.seconds
