@@ -26,7 +26,12 @@ from tests.grid.heads import save_random_head
 from tests.grid.models import GridModel
 from tests.grid.pools import CHUNKS, ROOMY_BLOCKS, Pool, Pools
 from tests.verifier_service.acceptance.toy import SMALLEST_P_VALUE, chi_square_p_value
-from tests.verifier_service.drafting.drafting_pair import LAW_VOCAB_SIZE, NUM_SESSIONS, sample_two_tokens
+from tests.verifier_service.drafting.drafting_pair import (
+    LAW_VOCAB_SIZE,
+    NUM_SESSIONS,
+    count_two_tokens,
+    sample_two_tokens,
+)
 from tests.verifier_service.drafting.other_weights import with_nan, with_noise
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
@@ -170,6 +175,20 @@ class Restless(VersionedMethod):
         return super().propose(sessions)
 
 
+class RestlessSalts(VersionedMethod):
+    """Tries other weights out for each of two salts before every round."""
+
+    def __init__(self, method: DraftMethod, waiting: dict[str, list[DraftMethod]]) -> None:
+        super().__init__(method)
+        self._waiting = waiting
+
+    def propose(self, sessions: Sequence[DraftSession]) -> list[Proposal]:
+        for salt, heads in self._waiting.items():
+            heads.reverse()
+            self.try_out(heads[0], lambda _: None, salt)
+        return super().propose(sessions)
+
+
 class Mixed:
     """The mutant: tokens of one version are sent with the laws of another."""
 
@@ -208,6 +227,31 @@ def test_swaps_keep_the_targets_law(
     assert num_accepted > NUM_SESSIONS // 20
     assert method.info.version > NUM_SESSIONS
     assert chi_square_p_value(counts, law_of_two) > SMALLEST_P_VALUE
+
+
+@pytest.mark.storm
+@pytest.mark.parametrize("kind", KINDS)
+def test_heads_of_salts_keep_the_targets_law(pools: Pools, drafts: Drafts, law_of_two: np.ndarray, kind: str) -> None:
+    salts = ("a", "b", "")
+    weights = (drafts.first[kind], drafts.other[kind])
+    waiting = {salt: [plain(pools, folder) for folder in weights] for salt in salts if salt}
+    method, sessions = RestlessSalts(plain(pools, drafts.first[kind]), waiting), list[Session]()
+
+    def session_of(spec: SessionSpec) -> Session:
+        spec = replace(spec, cache_salt=salts[spec.stream_key % len(salts)])
+        sessions.append(Session(spec, method, gamma=3, free_run=1, tree=False, enough=2))
+        return sessions[-1]
+
+    pool = pools.pool("whole", ROOMY_BLOCKS)
+    counts, num_drafted, num_accepted = count_two_tokens(pool, 420 + KINDS.index(kind), session_of)
+    assert num_drafted > NUM_SESSIONS
+    assert num_accepted > NUM_SESSIONS // 20
+    assert chi_square_p_value(counts, law_of_two) > SMALLEST_P_VALUE
+    for salt in salts:
+        pairs = [each.output for each in sessions if each.spec.cache_salt == salt]
+        first = np.bincount([pair[0] for pair in pairs], minlength=LAW_VOCAB_SIZE)
+        law_of_one = law_of_two.reshape(LAW_VOCAB_SIZE, LAW_VOCAB_SIZE).sum(1)
+        assert chi_square_p_value(first, law_of_one) > SMALLEST_P_VALUE
 
 
 @pytest.mark.storm
