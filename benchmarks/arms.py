@@ -38,7 +38,7 @@ def arm_stack(model: str, draft_model: str, verifier_args: tuple[str, ...] = ())
     )
     with (
         tempfile.TemporaryDirectory() as folder,
-        Stack(with_folders(settings, say), Path(folder), lambda _: None) as state,
+        Stack(with_folders(settings, say), Path(folder), lambda _: None, in_foreground=True) as state,
         httpx.Client(base_url=state.url, timeout=_TIMEOUT_S) as client,
     ):
         yield client

@@ -41,7 +41,7 @@ def main(
             expand_head(models / f"demo-{name}", models / "demo-target", target, target.with_name(name))
             drafts.append(str(target.with_name(name)))
         settings = StackSettings(model=str(target), draft_model=",".join(drafts), port=0, grpc_port=-1)
-        stack = Stack(settings, target.parent, say)
+        stack = Stack(settings, target.parent, say, in_foreground=True)
         degrees = temperature or [0.0, 1.0]
         figures = measure(stack, _variants(), degrees, max_tokens=max_tokens, rounds=rounds)
     if save:

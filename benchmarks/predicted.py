@@ -89,7 +89,10 @@ def _server(model: str, base_url: str) -> Iterator[str]:
         num_drafters=0,
         drafter_args=("--local-methods", ""),
     )
-    with tempfile.TemporaryDirectory() as run_dir, Stack(settings, Path(run_dir), console.print) as state:
+    with (
+        tempfile.TemporaryDirectory() as run_dir,
+        Stack(settings, Path(run_dir), console.print, in_foreground=True) as state,
+    ):
         yield state.url
 
 

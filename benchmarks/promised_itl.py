@@ -58,7 +58,7 @@ def _measure(target: Path, draft: Path, run_dir: Path, promise_ms: float, max_to
         verifier_args=promise,
         gateway_args=promise,
     )
-    with Stack(settings, run_dir, lambda _message: None) as state:
+    with Stack(settings, run_dir, lambda _message: None, in_foreground=True) as state:
         asyncio.run(run_load(state.url, code_prompts(2 * _NUM_STREAMS), Shape(max_tokens, "auto", 5), _NUM_STREAMS))
         decoding, reading = asyncio.run(_load(state.url, max_tokens))
     gaps_s = [gap_s for request in decoding.requests for gap_s in request.pieces_s]

@@ -95,7 +95,7 @@ def _measure(target: str, draft: str, plan: Plan) -> tuple[list[dict[str, Any]],
         grpc_port=-1,
         num_drafters=plan.num_drafters,
     )
-    with tempfile.TemporaryDirectory() as run_dir, Stack(settings, Path(run_dir), say) as state:
+    with tempfile.TemporaryDirectory() as run_dir, Stack(settings, Path(run_dir), say, in_foreground=True) as state:
         asyncio.run(_warm_up(state.url))
         for num_streams in plan.streams:
             found = _measure_stack(state.url, num_streams, plan)

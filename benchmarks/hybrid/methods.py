@@ -50,7 +50,7 @@ def main(
             grpc_port=-1,
             num_drafters=0,
         )
-        stack = Stack(settings, Path(folder), say)
+        stack = Stack(settings, Path(folder), say, in_foreground=True)
         degrees = temperature or [0.0, 1.0]
         figures = measure(stack, _variants(), degrees, max_tokens=max_tokens, rounds=rounds)
     if save:

@@ -64,7 +64,7 @@ def outrider(
     settings = with_folders(
         StackSettings(model=model, draft_model=head, port=free_port(), grpc_port=free_port(), num_drafters=0), progress
     )
-    stack = Stack(settings, folder / "outrider", progress)
+    stack = Stack(settings, folder / "outrider", progress, in_foreground=True)
     url = stack.start().url
     until.callback(stack.stop)
     with rest_client(url) as client:

@@ -60,7 +60,7 @@ class _Stack(Stack):
     def __init__(
         self, settings: StackSettings, run_dir: Path, progress: Progress, links: dict[str, DelayedLink]
     ) -> None:
-        super().__init__(settings, run_dir, progress)
+        super().__init__(settings, run_dir, progress, in_foreground=True)
         self._links = links
 
     def _gateway_command(self) -> list[str]:

@@ -73,7 +73,7 @@ class _Stack(Stack):
     def __init__(
         self, settings: StackSettings, run_dir: Path, progress: Progress, second: tuple[str, ...] | None
     ) -> None:
-        super().__init__(settings, run_dir, progress)
+        super().__init__(settings, run_dir, progress, in_foreground=True)
         self._second = second
 
     def _gateway_command(self) -> list[str]:
