@@ -73,6 +73,7 @@ def main() -> None:
     parser.add_argument("--oracle", default="", help="a head of the same shape, trained on text like `after`")
     parser.add_argument("--shares", default="0,0.25", help="of a core, comma-separated")
     parser.add_argument("--minutes", nargs=2, type=float, default=(1.0, 10.0), metavar=("BEFORE", "AFTER"))
+    parser.add_argument("--still-minutes", type=float, help="AFTER of arms whose head stays as it is; default: AFTER")
     parser.add_argument("--window", type=float, default=30.0, help="seconds")
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--temperature", type=float, default=0.0)
@@ -100,6 +101,8 @@ def main() -> None:
 def _run(arm: Arm, prompts: Sequence[Sequence[dict[str, Any]]], arguments: argparse.Namespace) -> None:
     learn = ("--learn", "shared", "--learn-share", str(arm.share)) if arm.share else ()
     before_s, after_s = (60 * minutes for minutes in arguments.minutes)
+    if not arm.share and arguments.still_minutes is not None:
+        after_s = 60 * arguments.still_minutes
     before, after = prompts
     with arm_stack(arguments.model, arm.head, learn) as client:
         began = time.monotonic()
@@ -213,9 +216,9 @@ def _draw(arms: Sequence[Arm], path: Path) -> None:
             marker=".",
             label=arm.name,
         )
-    first = arms[0].windows
+    longest = max(arms, key=lambda arm: len(arm.windows)).windows
     for phase in _PHASES[1:]:
-        axes.axvline(next(window.start_s for window in first if window.phase == phase) / 60, color="0.7", linewidth=1)
+        axes.axvline(next(window.start_s for window in longest if window.phase == phase) / 60, color="0.7", linewidth=1)
     axes.set_xlabel("minutes")
     axes.set_ylabel("tokens a round")
     axes.legend()

@@ -32,6 +32,7 @@ from tests.training.tiny import write_target
 
 LENGTH = 40
 CYCLE_TOKENS = 3000
+RATES = ("_MUON_LR", "_LR")
 # The target's forward is for one thread at a time.
 FORWARD = threading.Lock()
 
@@ -137,7 +138,8 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> FrozenTarget:
 
 @pytest.fixture
 def learning(target: FrozenTarget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Learning]:
-    monkeypatch.setattr(learner_file, "_LR", 1e-2)  # a random head is not good already
+    for name in RATES:
+        monkeypatch.setattr(learner_file, name, 1e-2)  # a random head is not good already
     monkeypatch.setattr(learner_file, "_POLL_S", 0.02)
     running = Learning(target, tmp_path / "versions")
     yield running
@@ -160,6 +162,20 @@ def test_it_offers_a_head_that_drafts_better_and_goes_on_from_it(learning: Learn
     learning.tell("taken", first)
     second = learning.cycle(3, 2)
     assert second["before"] == pytest.approx(first["after"])
+
+
+def test_a_cycle_reads_no_more_however_much_has_come(learning: Learning) -> None:
+    learning.start()
+    learning.feed(24, seed=1, held_back=True)
+    first = learning.cycle(2, 1)
+    learning.feed(400, seed=3)
+    while learning.learner._heads[0].texts.trained_on.num_tokens < 500 * (LENGTH - 4):
+        time.sleep(0.02)
+    learning.tell("taken", first)
+    second = learning.wait(2)
+    assert second["num_tokens"] - first["num_tokens"] > 3 * CYCLE_TOKENS
+    new_windows_in_a_step = 1.5
+    assert 0 < second["num_steps"] <= 3 * CYCLE_TOKENS / (LENGTH - 4) / new_windows_in_a_step
 
 
 def test_a_head_that_is_rolled_back_leaves_no_trace(learning: Learning) -> None:
@@ -185,10 +201,12 @@ def test_a_learning_rate_that_ruins_the_head_is_refused(learning: Learning, monk
     learning.start()
     learning.feed(24, seed=1, held_back=True)
     learning.tell("taken", learning.cycle(2, 1))
-    monkeypatch.setattr(learner_file, "_LR", 3.0)
+    for name in RATES:
+        monkeypatch.setattr(learner_file, name, 3.0)
     ruined = learning.cycle(3, 2)
     assert "gains" in ruined["refused"] or "not finite" in ruined["refused"], ruined
-    monkeypatch.setattr(learner_file, "_LR", 1e-2)
+    for name in RATES:
+        monkeypatch.setattr(learner_file, name, 1e-2)
     third = learning.cycle(4, 3)
     assert third["before"] == pytest.approx(learning.reports[0]["after"])
 
@@ -310,7 +328,8 @@ def test_each_place_has_a_head_that_learned_from_its_texts_alone(places: Places)
 
 def test_a_place_with_much_text_does_not_starve_another(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
     """Place 1 has three cycles' text whenever a turn ends, place 2 one."""
-    monkeypatch.setattr(learner_file, "_LR", 1e-7)  # refused each time, so that no trial holds a place up
+    for name in RATES:
+        monkeypatch.setattr(learner_file, name, 1e-7)  # refused each time, so that no trial holds a place up
     learning, train = places.learning, HeadLearner._train
 
     def busy(learner: HeadLearner, new: list[Window], older: list[Window]) -> int:
