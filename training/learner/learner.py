@@ -1,4 +1,4 @@
-"""Trains served heads further, in cycles: enough new text, a bounded number of visits to it, a judgement.
+"""Trains served heads further, in cycles: a bounded number of tokens of new text, and a judgement.
 
 There is one head for all texts, or one for each place, which learns from the texts of that place alone. Those with
 enough text take turns, the one whose last turn is longest ago first: a place with much text holds up no other.
@@ -9,12 +9,14 @@ what the head knew; a learner that outruns its traffic makes heads worse.
 
 from __future__ import annotations
 
+import copy
 import random
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -35,9 +37,7 @@ from outrider.training.optim import (
     scheduled_adamw,
 )
 
-# visits; of each new token in a cycle at most: more teaches the text itself, not its kind. A cycle has this times its
-# tokens to read however much has come, so the more came, the fewer visits each has: new text teaches more than another
-# visit, and a head that comes late brings nothing
+# cycles; about the same text, while no newer has come: with more visits a head learns the text itself, not its kind
 _VISITS = 3
 # windows; in a step: of the same 26,000 tokens, steps of eight taught the demo's head half as much as steps of two
 _WINDOWS = 2
@@ -48,8 +48,9 @@ _OLDER_SHARE = 0.25
 # alone, in a fourth more time.
 _MUON_LR, _LR = 2e-3, 3e-4
 _WARMUP_STEPS = 10
-# share of the steps; after them the rates fall to nothing
-_DECAY_FROM = 0.6
+# share of a cycle's steps, the last ones, in which the rates fall to nothing for the head that is judged. The next
+# cycle goes on from before them: cycles that each began anew behind them taught hardly more than one
+_DECAY_SHARE = 0.3
 # windows; newest and older ones that a judgement reads at most, for a standard error near 1 %
 _JUDGED = 24
 # versions; candidates kept in the folder: the one that serves, the one before it, and the one in question
@@ -84,8 +85,10 @@ class Throttle:
 class _Head:
     """A head in training, the one that serves, and the texts of the place that they are for: their trained weights.
 
-    folder: of its versions. earlier: the newest of an earlier process, until it is judged. candidate: the folder of the
-    one on trial; empty: there is none.
+    folder: of its versions. earlier: the newest of an earlier process, until it is judged. candidate, offered: the
+    folder and weights of the one on trial; empty: there is none. optimizer: of the one in training, as that is; None: a
+    new one. Cycles are about the text since token lesson_from, visits_left more of them if none newer comes; that
+    before learned_until has had its turn.
     """
 
     place: int
@@ -96,14 +99,25 @@ class _Head:
     earlier: Path | None
     num_versions: int
     candidate: str = ""
+    offered: State = field(default_factory=dict)
+    optimizer: ScheduledOptimizer | None = None
+    lesson_from: int = 0
     learned_until: int = 0
+    visits_left: int = 0
     last_turn: int = 0
 
     def is_due(self, cycle_tokens: int) -> bool:
         if self.candidate or len(self.texts.held_back) < FEWEST_WINDOWS:
             return False
-        num_new = self.texts.trained_on.num_tokens - self.learned_until
-        return self.earlier is not None or num_new >= cycle_tokens
+        return self.earlier is not None or self.visits_left > 0 or self.num_new >= cycle_tokens
+
+    @property
+    def num_new(self) -> int:
+        return self.texts.trained_on.num_tokens - self.learned_until
+
+    def begin_again(self) -> None:
+        """Drops what was learned since the head that serves."""
+        self.training, self.optimizer, self.visits_left = self.served, None, 0
 
 
 class HeadLearner:
@@ -175,24 +189,26 @@ class HeadLearner:
                     continue
                 head.candidate = ""
                 if outcome == "taken":
-                    head.served = head.training
+                    head.served = head.offered
                 else:
                     shutil.rmtree(candidate, ignore_errors=True)  # it would be offered again after a new start
-                    head.training = head.served
+                    head.begin_again()
 
     def _cycle(self, head: _Head) -> None:
         began = time.process_time()
         with self._inbox.lock:
             pool = head.texts.trained_on
             num_tokens = pool.num_tokens
-            new = pool.newest(num_tokens - head.learned_until)
+            if head.num_new >= self._settings.cycle_tokens:
+                head.lesson_from, head.learned_until, head.visits_left = head.learned_until, num_tokens, _VISITS
+            new = pool.newest(num_tokens - head.lesson_from)
             older = pool.older(len(new))
-        head.learned_until = num_tokens
+        head.visits_left -= 1
         self._load(head.training)
         try:
-            num_steps = self._train(new, older)
+            num_steps = self._train(head, new, older)
         except DivergenceError as error:
-            head.training = head.served
+            head.begin_again()
             self._report({"refused": str(error), "num_tokens": num_tokens})
             return
         self._offer(head, {"num_tokens": num_tokens, "num_steps": num_steps}, began)
@@ -205,6 +221,7 @@ class HeadLearner:
         except (CheckpointRefused, TrainingError, RuntimeError) as error:
             self._report({"refused": f"{path}: {error}", "num_tokens": 0})
             return
+        head.training = self._state()
         self._offer(head, {"num_tokens": 0, "num_steps": 0}, began)
 
     def _offer(self, head: _Head, report: dict[str, Any], began: float) -> None:
@@ -219,23 +236,29 @@ class HeadLearner:
         }
         if verdict.refusal:
             self._report(report | {"refused": verdict.refusal})
-            # The comparison is false also where it is not finite.
-            head.training = trained if verdict.after.mean >= verdict.before.mean else head.served
+            if not verdict.after.mean >= verdict.before.mean:  # also where it is not finite
+                head.begin_again()
             return
-        head.training, head.candidate = trained, str(self._write(head))
+        head.offered, head.candidate = trained, str(self._write(head))
         self._report(report | {"candidate": head.candidate, "place": head.place})
 
-    def _train(self, new: list[Window], older: list[Window]) -> int:
-        """Returns the number of steps. Raises DivergenceError."""
+    def _train(self, head: _Head, new: list[Window], older: list[Window]) -> int:
+        """Leaves the weights to be judged in the objective, and those to go on from in `head`.
+
+        Returns the number of steps. Raises DivergenceError.
+        """
         objective = self._objective.train()
         older_share = _OLDER_SHARE if older else 0.0
-        num_tokens = sum(window.num_counted for window in new)
-        visits = _VISITS * min(1.0, self._settings.cycle_tokens / max(1, num_tokens))
-        num_steps = max(1, int(visits * len(new) / ((1.0 - older_share) * _WINDOWS)))
-        optimizer = _optimizer(objective)
-        schedule = Schedule(min(_WARMUP_STEPS, num_steps // 4), int(_DECAY_FROM * num_steps), num_steps)
+        tokens_a_step = _WINDOWS * (1.0 - older_share) * fmean(window.num_counted for window in new)
+        num_steps = max(2, int(self._settings.cycle_tokens / tokens_a_step))
+        decay_from = num_steps - max(1, int(_DECAY_SHARE * num_steps))
+        warmup_steps = 0 if head.optimizer is not None else min(_WARMUP_STEPS, num_steps // 4)
+        schedule = Schedule(warmup_steps, decay_from, num_steps)
+        optimizer = head.optimizer = head.optimizer or _optimizer(objective)
         waiting: list[Window] = []
         for step in range(num_steps):
+            if step == decay_from:
+                head.training, moments = self._state(), copy.deepcopy(optimizer.state_dict())
             windows: list[Window] = []
             while len(windows) < _WINDOWS:
                 if self._random.random() < older_share:
@@ -251,7 +274,8 @@ class HeadLearner:
             optimizer.step(schedule.factor(step))
             self._throttle.rest()
             if self._inbox.has_ended.is_set():
-                break
+                return num_steps
+        optimizer.load_state_dict(moments)
         return num_steps
 
     def _judge(self, head: _Head, trained: State) -> Verdict:

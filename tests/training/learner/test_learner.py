@@ -27,6 +27,7 @@ from outrider.training.learner import learner as learner_file
 from outrider.training.learner.inbox import Inbox
 from outrider.training.learner.learner import HeadLearner
 from outrider.training.learner.windows import Texts, Window
+from outrider.training.optim import Schedule
 from tests.grid.heads import save_random_head
 from tests.training.tiny import write_target
 
@@ -175,7 +176,7 @@ def test_a_cycle_reads_no_more_however_much_has_come(learning: Learning) -> None
     second = learning.wait(2)
     assert second["num_tokens"] - first["num_tokens"] > 3 * CYCLE_TOKENS
     new_windows_in_a_step = 1.5
-    assert 0 < second["num_steps"] <= 3 * CYCLE_TOKENS / (LENGTH - 4) / new_windows_in_a_step
+    assert 0 < second["num_steps"] <= CYCLE_TOKENS / (LENGTH - 4) / new_windows_in_a_step
 
 
 def test_a_head_that_is_rolled_back_leaves_no_trace(learning: Learning) -> None:
@@ -200,15 +201,15 @@ def test_a_head_that_is_rolled_back_leaves_no_trace(learning: Learning) -> None:
 def test_a_learning_rate_that_ruins_the_head_is_refused(learning: Learning, monkeypatch: pytest.MonkeyPatch) -> None:
     learning.start()
     learning.feed(24, seed=1, held_back=True)
-    learning.tell("taken", learning.cycle(2, 1))
-    for name in RATES:
-        monkeypatch.setattr(learner_file, name, 3.0)
-    ruined = learning.cycle(3, 2)
+    first = learning.cycle(2, 1)
+    factor = Schedule.factor
+    monkeypatch.setattr(Schedule, "factor", lambda self, step: 300.0 * factor(self, step))
+    learning.tell("taken", first)
+    ruined = learning.wait(2)
     assert "gains" in ruined["refused"] or "not finite" in ruined["refused"], ruined
-    for name in RATES:
-        monkeypatch.setattr(learner_file, name, 1e-2)
+    monkeypatch.setattr(Schedule, "factor", factor)
     third = learning.cycle(4, 3)
-    assert third["before"] == pytest.approx(learning.reports[0]["after"])
+    assert third["before"] == pytest.approx(first["after"])
 
 
 def test_rows_that_are_not_finite_are_not_learned_from(learning: Learning) -> None:
@@ -268,11 +269,15 @@ def test_what_cannot_be_trained_further_is_refused(target: FrozenTarget, tmp_pat
 
 @dataclass
 class Places:
-    """A learner with two places, whose tokens are others; by turn, what it trained on and the weights it began with."""
+    """A learner with two places, whose tokens are others.
+
+    By turn, what it trained on, the weights it began with, and those that the next turn is to go on from.
+    """
 
     learning: Learning
     trained_on: list[set[int]]
     begun_with: list[dict[str, torch.Tensor]]
+    left: list[dict[str, torch.Tensor]]
 
     def feed(self, place: int, num_windows: int = 100, seed: int = 2) -> None:
         self.learning.feed(24, seed=1, held_back=True, place=place)
@@ -284,16 +289,19 @@ class Places:
 
 @pytest.fixture
 def places(learning: Learning, monkeypatch: pytest.MonkeyPatch) -> Places:
-    train, trained_on, begun_with = HeadLearner._train, list[set[int]](), list[dict[str, torch.Tensor]]()
+    train, trained_on = HeadLearner._train, list[set[int]]()
+    begun_with, left = list[dict[str, torch.Tensor]](), list[dict[str, torch.Tensor]]()
 
-    def noting(learner: HeadLearner, new: list[Window], older: list[Window]) -> int:
+    def noting(learner: HeadLearner, head: learner_file._Head, new: list[Window], older: list[Window]) -> int:
         trained_on.append({token for window in (*new, *older) for token in window.token_ids.tolist()})
         begun_with.append(learner._state())
-        return train(learner, new, older)
+        num_steps = train(learner, head, new, older)
+        left.append(head.training)
+        return num_steps
 
     monkeypatch.setattr(HeadLearner, "_train", noting)
     learning.start()
-    return Places(learning, trained_on, begun_with)
+    return Places(learning, trained_on, begun_with, left)
 
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
@@ -323,7 +331,7 @@ def test_each_place_has_a_head_that_learned_from_its_texts_alone(places: Places)
     assert not same(places.head(1), base)
     assert same(places.head(2), base)
     assert [same(weights, base) for weights in places.begun_with] == [True, True, False, True]
-    assert same(places.begun_with[2], places.head(1))
+    assert same(places.begun_with[2], places.left[0])
 
 
 def test_a_place_with_much_text_does_not_starve_another(places: Places, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,11 +340,11 @@ def test_a_place_with_much_text_does_not_starve_another(places: Places, monkeypa
         monkeypatch.setattr(learner_file, name, 1e-7)  # refused each time, so that no trial holds a place up
     learning, train = places.learning, HeadLearner._train
 
-    def busy(learner: HeadLearner, new: list[Window], older: list[Window]) -> int:
+    def busy(learner: HeadLearner, head: learner_file._Head, new: list[Window], older: list[Window]) -> int:
         if len(places.trained_on) < 4:
             learning.feed(300, seed=3, place=1)
             time.sleep(0.3)  # it is read beside
-        return train(learner, new, older)
+        return train(learner, head, new, older)
 
     monkeypatch.setattr(HeadLearner, "_train", busy)
     places.feed(1, 300)
