@@ -26,7 +26,7 @@ from outrider.training.optim import (
     CosineSchedule,
     HybridOptimizer,
     ScheduledOptimizer,
-    is_inside_layer,
+    has_matrices_inside_layers,
     scheduled_adamw,
 )
 from outrider.training.run_config import OptimizationConfig
@@ -169,8 +169,7 @@ def make_accelerator(config: OptimizationConfig, device: str) -> Accelerator:
 
 def _optimizer(objective: Objective, config: OptimizationConfig) -> ScheduledOptimizer:
     if config.optimizer == "muon":
-        trained = [(name, each) for name, each in objective.named_parameters() if each.requires_grad]
-        if not any(is_inside_layer(name, each) for name, each in trained):
+        if not has_matrices_inside_layers(objective):
             raise SettingError("--optimizer muon: this head has no matrices inside layers; take adamw")
         return HybridOptimizer(objective, config.lr, config.lr, config.weight_decay)
     return scheduled_adamw(objective, config.lr, config.weight_decay)

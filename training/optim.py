@@ -132,6 +132,11 @@ def is_inside_layer(name: str, parameter: torch.Tensor) -> bool:
     return parameter.ndim == 2 and ".layers." in name
 
 
+def has_matrices_inside_layers(model: nn.Module) -> bool:
+    """Returns whether anything trainable uses Muon; without, HybridOptimizer cannot be built."""
+    return any(is_inside_layer(name, each) for name, each in model.named_parameters() if each.requires_grad)
+
+
 def scheduled_adamw(model: nn.Module, lr: float, weight_decay: float) -> ScheduledOptimizer:
     """Builds AdamW on everything trainable; norms and biases do not decay."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -33,7 +33,7 @@ from outrider.training.optim import (
     HybridOptimizer,
     Schedule,
     ScheduledOptimizer,
-    is_inside_layer,
+    has_matrices_inside_layers,
     scheduled_adamw,
 )
 
@@ -248,6 +248,7 @@ class HeadLearner:
         Returns the number of steps. Raises DivergenceError.
         """
         objective = self._objective.train()
+        objective.zero_grad()  # a cycle that diverged leaves its gradients, and all heads share these weights
         older_share = _OLDER_SHARE if older else 0.0
         tokens_a_step = _WINDOWS * (1.0 - older_share) * fmean(window.num_counted for window in new)
         num_steps = max(2, int(self._settings.cycle_tokens / tokens_a_step))
@@ -335,7 +336,7 @@ class HeadLearner:
 
 
 def _optimizer(objective: Objective) -> ScheduledOptimizer:
-    if any(is_inside_layer(name, each) for name, each in objective.named_parameters() if each.requires_grad):
+    if has_matrices_inside_layers(objective):
         return HybridOptimizer(objective, _MUON_LR, _LR, 0.0)
     return scheduled_adamw(objective, _LR, weight_decay=0.0)
 

@@ -222,6 +222,14 @@ def test_rows_that_are_not_finite_are_not_learned_from(learning: Learning) -> No
         assert torch.isfinite(tensor.float()).all()
 
 
+def test_gradients_that_a_diverged_cycle_left_are_not_learned_from(learning: Learning) -> None:
+    learner = learning.start()
+    for parameter in learner._trained():
+        parameter.grad = torch.full_like(parameter, float("nan"))
+    learning.feed(24, seed=1, held_back=True)
+    assert "candidate" in learning.cycle(2, 1), learning.reports
+
+
 def test_it_does_not_learn_from_less_than_a_cycle_or_with_nothing_to_judge_by(learning: Learning) -> None:
     learning.start()
     learning.feed(20, seed=1, held_back=True)
