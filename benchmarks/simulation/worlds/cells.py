@@ -226,7 +226,7 @@ def _gpu_like(costs: Costs, scale: float) -> Iterator[Cell]:
 
 def _joins(costs: Costs, scale: float) -> Iterator[Cell]:
     """Measured: the first 400 rounds after three or fifteen streams have come to one that has been served for long,
-    with a head and two lookups at the prices of SmolLM2-135M's (docs/log.md).
+    with a head and two lookups at the prices of SmolLM2-135M's.
     """
     one_s = costs.verifier_step[0][1]
     costs = dataclasses.replace(costs, verifier_step=tuple((rows, one_s * times) for rows, times in _SMALL_ROWS))
