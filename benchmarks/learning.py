@@ -2,10 +2,11 @@
 
     python -m benchmarks.learning models/demo-target --head runs/code-head --before code.jsonl --after docs.jsonl
 
-Each arm is a fresh stack that serves the same prompts: `before` for a while, then `after`, then `before` again. An arm
-is a share of a core for the learner (0: the head stays as it is) or, with --oracle, another head that was trained on
-`after`. Per window of seconds: tokens/s, and tokens a round of those requests. At the end the arms' answers to the same
-prompts are compared byte for byte: exit code 1 where they differ. Prompts: lines with "prompt" or "messages".
+Each arm is a fresh stack that serves the same prompts: `before` for a while, then `after`, then more of `before`; no
+prompt twice as long as there are enough. An arm is a share of a core for the learner (0: the head stays as it is) or,
+with --oracle, another head that was trained on `after`. Per window of seconds: tokens/s, and tokens a round of those
+requests. At the end the arms' answers to the same prompts are compared byte for byte: exit code 1 where they differ.
+Prompts: lines with "prompt" or "messages".
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
@@ -32,7 +33,6 @@ from benchmarks.screen import console, say, table
 _NUM_COMPARED = 8
 # windows; the end of a phase by which it is judged
 _LAST = 3
-_PHASES = ("before", "after", "before again")
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,7 @@ def main() -> None:
     parser.add_argument("--shares", default="0,0.25", help="of a core, comma-separated")
     parser.add_argument("--minutes", nargs=2, type=float, default=(1.0, 10.0), metavar=("BEFORE", "AFTER"))
     parser.add_argument("--still-minutes", type=float, help="AFTER of arms whose head stays as it is; default: AFTER")
+    parser.add_argument("--pause", type=float, default=0.0, help="minutes without traffic in the middle of AFTER")
     parser.add_argument("--window", type=float, default=30.0, help="seconds")
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--temperature", type=float, default=0.0)
@@ -103,13 +104,18 @@ def _run(arm: Arm, prompts: Sequence[Sequence[dict[str, Any]]], arguments: argpa
     before_s, after_s = (60 * minutes for minutes in arguments.minutes)
     if not arm.share and arguments.still_minutes is not None:
         after_s = 60 * arguments.still_minutes
-    before, after = prompts
+    before, after = map(itertools.cycle, prompts)
     with arm_stack(arguments.model, arm.head, learn) as client:
         began = time.monotonic()
-        phases = zip(_PHASES, (before, after, before), (before_s, after_s, before_s), strict=True)
-        for phase, texts, seconds in phases:
-            _serve(arm, client, phase, texts, seconds, began, arguments)
-        compared = [*before[:_NUM_COMPARED], *after[:_NUM_COMPARED]]
+        _serve(arm, client, "before", before, before_s, began, arguments)
+        if arguments.pause and arm.share:
+            _serve(arm, client, "after", after, after_s / 2, began, arguments)
+            time.sleep(60 * arguments.pause)
+            _serve(arm, client, "after", after, after_s / 2, began, arguments)
+        else:
+            _serve(arm, client, "after", after, after_s, began, arguments)
+        _serve(arm, client, "before again", before, before_s, began, arguments)
+        compared = [prompt for texts in prompts for prompt in texts[:_NUM_COMPARED]]
         arm.answers = [text_of(ask(client, prompt, arguments, temperature=0.0)) for prompt in compared]
         arm.learning = client.get("/fleet").raise_for_status().json()["verifiers"][0]["learning"]
 
@@ -118,7 +124,7 @@ def _serve(
     arm: Arm,
     client: httpx.Client,
     phase: str,
-    prompts: Sequence[dict[str, Any]],
+    prompts: Iterator[dict[str, Any]],
     seconds: float,
     began: float,
     arguments: argparse.Namespace,
@@ -126,13 +132,12 @@ def _serve(
     """Keeps the streams busy for the phase and adds its windows, which begin with it."""
     ended: list[tuple[float, int, int, int]] = []
     until = time.monotonic() + seconds
-    waiting = itertools.cycle(prompts)
     lock = threading.Lock()
 
     def stream() -> None:
         while time.monotonic() < until:
             with lock:
-                prompt = next(waiting)
+                prompt = next(prompts)
             answer = ask(client, prompt, arguments, temperature=arguments.temperature)
             drafted = answer["metrics"]["speculative_decoding"]
             numbers = (drafted["num_spec_steps"], drafted["num_accepted_draft_tokens"])
@@ -217,7 +222,7 @@ def _draw(arms: Sequence[Arm], path: Path) -> None:
             label=arm.name,
         )
     longest = max(arms, key=lambda arm: len(arm.windows)).windows
-    for phase in _PHASES[1:]:
+    for phase in ("after", "before again"):
         axes.axvline(next(window.start_s for window in longest if window.phase == phase) / 60, color="0.7", linewidth=1)
     axes.set_xlabel("minutes")
     axes.set_ylabel("tokens a round")
