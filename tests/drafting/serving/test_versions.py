@@ -128,6 +128,17 @@ def test_a_broken_version_is_taken_back_before_any_session_has_ended() -> None:
     assert [result.is_kept for result in trial.results] == [False]
 
 
+def test_one_text_that_nothing_drafts_does_not_make_a_version_broken() -> None:
+    """As a table of numbers, beside three texts of which each round accepts a token or two."""
+    trial = Trial()
+    sessions = [opened(trial.method) for _ in range(4)]
+    for number in range(200):
+        for place, session in enumerate(sessions):
+            if place in (0, 3):
+                trial.method.observe(session, 0 if place == 0 else 2 + number % 2)
+    assert not trial.results
+
+
 def test_one_text_that_drafts_badly_does_not_take_a_version_back() -> None:
     """Rounds of a text are alike: a hundred of them say little more than one."""
     kept = 0
