@@ -81,14 +81,24 @@ class Throttle:
             time.sleep(owed_s)
 
 
+@dataclass(frozen=True)
+class _Trained:
+    """Weights that are to be judged, and what is reported of them: counts, and seconds of CPU."""
+
+    state: State
+    num_tokens: int
+    num_steps: int
+    cpu_s: float
+
+
 @dataclass
 class _Head:
     """A head in training, the one that serves, and the texts of the place that they are for: their trained weights.
 
     folder: of its versions. earlier: the newest of an earlier process, until it is judged. candidate, offered: the
-    folder and weights of the one on trial; empty: there is none. optimizer: of the one in training, as that is; None: a
-    new one. Cycles are about the text since token lesson_from, visits_left more of them if none newer comes; that
-    before learned_until has had its turn.
+    folder and weights of the one on trial; empty: there is none. trained: the next one, which is judged when no trial
+    is on. optimizer: of the one in training, as that is; None: a new one. Cycles are about the text since token
+    lesson_from, visits_left more of them if none newer comes; that before learned_until has had its turn.
     """
 
     place: int
@@ -100,6 +110,7 @@ class _Head:
     num_versions: int
     candidate: str = ""
     offered: State = field(default_factory=dict)
+    trained: _Trained | None = None
     optimizer: ScheduledOptimizer | None = None
     lesson_from: int = 0
     learned_until: int = 0
@@ -107,9 +118,11 @@ class _Head:
     last_turn: int = 0
 
     def is_due(self, cycle_tokens: int) -> bool:
-        if self.candidate or len(self.texts.held_back) < FEWEST_WINDOWS:
+        if len(self.texts.held_back) < FEWEST_WINDOWS:
             return False
-        return self.earlier is not None or self.visits_left > 0 or self.num_new >= cycle_tokens
+        if not self.candidate and (self.earlier is not None or self.trained is not None):
+            return True
+        return self.visits_left > 0 or self.num_new >= cycle_tokens
 
     @property
     def num_new(self) -> int:
@@ -117,7 +130,7 @@ class _Head:
 
     def begin_again(self) -> None:
         """Drops what was learned since the head that serves."""
-        self.training, self.optimizer, self.visits_left = self.served, None, 0
+        self.training, self.optimizer, self.visits_left, self.trained = self.served, None, 0, None
 
 
 class HeadLearner:
@@ -154,10 +167,11 @@ class HeadLearner:
             head.last_turn = self._num_turns
             self._throttle.begin()
             if head.earlier is not None:
-                self._offer_earlier(head, head.earlier)
-                head.earlier = None
-            else:
+                self._take_earlier(head, head.earlier)
+            elif head.trained is None or head.candidate:
                 self._cycle(head)
+            if head.trained is not None and not head.candidate:
+                self._offer(head, head.trained)
 
     def _next(self) -> _Head | None:
         """Returns the head whose turn it is; None: none has enough text. Drops those whose place is lost."""
@@ -195,6 +209,7 @@ class HeadLearner:
                     head.begin_again()
 
     def _cycle(self, head: _Head) -> None:
+        """Trains a head on; also while the one before is on trial, which takes as long as there is no traffic."""
         began = time.process_time()
         with self._inbox.lock:
             pool = head.texts.trained_on
@@ -211,25 +226,28 @@ class HeadLearner:
             head.begin_again()
             self._report({"refused": str(error), "num_tokens": num_tokens})
             return
-        self._offer(head, {"num_tokens": num_tokens, "num_steps": num_steps}, began)
+        head.trained = _Trained(self._state(), num_tokens, num_steps, time.process_time() - began)
 
-    def _offer_earlier(self, head: _Head, path: Path) -> None:
-        """Judges the newest version of an earlier process, which is not trusted, by what is served now."""
-        began = time.process_time()
+    def _take_earlier(self, head: _Head, path: Path) -> None:
+        """Has the newest version of an earlier process, which is not trusted, judged by what is served now."""
+        head.earlier = None
         try:
             self._read(path)
         except (CheckpointRefused, TrainingError, RuntimeError) as error:
             self._report({"refused": f"{path}: {error}", "num_tokens": 0})
             return
         head.training = self._state()
-        self._offer(head, {"num_tokens": 0, "num_steps": 0}, began)
+        head.trained = _Trained(head.training, 0, 0, 0.0)
 
-    def _offer(self, head: _Head, report: dict[str, Any], began: float) -> None:
+    def _offer(self, head: _Head, trained: _Trained) -> None:
         """Judges what was trained, and offers it to the verifier if it is better than the head that serves."""
-        trained = self._state()
-        verdict = self._judge(head, trained)
-        report |= {
-            "cpu_s": round(time.process_time() - began, 1),
+        began = time.process_time()
+        head.trained = None
+        verdict = self._judge(head, trained.state)
+        report: dict[str, Any] = {
+            "num_tokens": trained.num_tokens,
+            "num_steps": trained.num_steps,
+            "cpu_s": round(trained.cpu_s + time.process_time() - began, 1),
             "num_windows": verdict.num_windows,
             "before": vars(verdict.before),
             "after": vars(verdict.after),
@@ -239,7 +257,8 @@ class HeadLearner:
             if not verdict.after.mean >= verdict.before.mean:  # also where it is not finite
                 head.begin_again()
             return
-        head.offered, head.candidate = trained, str(self._write(head))
+        self._load(trained.state)
+        head.offered, head.candidate = trained.state, str(self._write(head))
         self._report(report | {"candidate": head.candidate, "place": head.place})
 
     def _train(self, head: _Head, new: list[Window], older: list[Window]) -> int:
@@ -280,17 +299,17 @@ class HeadLearner:
         return num_steps
 
     def _judge(self, head: _Head, trained: State) -> Verdict:
-        """Compares what was trained, which the objective has, with the head that serves."""
+        """Compares what was trained with the head that serves."""
         with self._inbox.lock:
             pool = head.texts.held_back
             newest = pool.newest(1 << 62)[: _JUDGED // 2]
             older = pool.older(len(newest))
         older = self._random.sample(older, min(len(older), _JUDGED - len(newest)))
         windows, is_old = [*newest, *older], [False] * len(newest) + [True] * len(older)
+        self._load(trained)
         after = self._lengths(windows)
         self._load(head.served)
         before = self._lengths(windows)
-        self._load(trained)
         return judge(before, after, is_old)
 
     @torch.no_grad()
