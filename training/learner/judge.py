@@ -20,7 +20,8 @@ _LEAST_GAIN = 0.01
 # share; most that greedy or sampled drafts, or older traffic, may lose where the whole gains: above the noise of a few
 # dozen windows
 _MOST_LOST = 0.02
-# standard errors; 1 in 40 heads of equal worth passes by chance, and the live trial follows
+# standard errors; 1 in 40 heads of equal worth passes by chance, 1 in 25 where windows are added twice, and the live
+# trial follows
 _ERRORS = 2.0
 
 
@@ -44,30 +45,36 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`refusal` is why the candidate is not taken; empty: it is. Lengths are means over the windows."""
+    """`refusal` is why the candidate is not taken; empty: it is. Lengths are means over the windows.
+
+    is_doubtful: it gains enough, if that is not by chance; more windows may tell.
+    """
 
     before: Lengths
     after: Lengths
     num_windows: int
     refusal: str
+    is_doubtful: bool
 
 
 def judge(before: Sequence[Lengths], after: Sequence[Lengths], is_old: Sequence[bool]) -> Verdict:
     """Compares two heads on the same windows, window by window; is_old: the windows of older traffic."""
-    means = [
+    was, now = (
         Lengths(fmean(each.greedy for each in side), fmean(each.sampled for each in side)) for side in (before, after)
-    ]
-    return Verdict(means[0], means[1], len(before), _refusal(before, after, is_old))
-
-
-def _refusal(before: Sequence[Lengths], after: Sequence[Lengths], is_old: Sequence[bool]) -> str:
+    )
     gains = [new.mean - old.mean for old, new in zip(before, after, strict=True)]
     if not all(map(math.isfinite, gains)):
-        return "its outputs are not finite"
-    base = fmean(each.mean for each in before)
+        return Verdict(was, now, len(before), "its outputs are not finite", is_doubtful=False)
+    base = was.mean
     gain, error = fmean(gains), stdev(gains) / math.sqrt(len(gains))
     if gain <= max(_ERRORS * error, _LEAST_GAIN * base):
-        return f"it gains {gain / base:+.1%} of tokens a round, with a standard error of {error / base:.1%}"
+        refusal = f"it gains {gain / base:+.1%} of tokens a round, with a standard error of {error / base:.1%}"
+        return Verdict(was, now, len(before), refusal, is_doubtful=gain > _LEAST_GAIN * base)
+    return Verdict(was, now, len(before), _loss(before, after, is_old), is_doubtful=False)
+
+
+def _loss(before: Sequence[Lengths], after: Sequence[Lengths], is_old: Sequence[bool]) -> str:
+    """Returns where a head that gains as a whole loses too much; empty: nowhere."""
     old_before = [each.mean for each, old in zip(before, is_old, strict=True) if old]
     old_after = [each.mean for each, old in zip(after, is_old, strict=True) if old]
     scopes = {

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from outrider.training.heads.interface import DraftScores
-from outrider.training.learner.judge import Lengths, judge
+from outrider.training.learner.judge import Lengths, Verdict, judge
 
 _random = random.Random(5)
 BEFORE = [Lengths(2.0 + _random.gauss(0, 0.3), 1.5 + _random.gauss(0, 0.2)) for _ in range(24)]
@@ -49,6 +49,23 @@ def test_a_clear_gain_is_taken() -> None:
 )
 def test_what_is_refused_and_why(after: list[Lengths], words: str) -> None:
     assert words in refusal(after)
+
+
+def test_a_gain_that_may_be_chance_is_doubtful() -> None:
+    """More windows tell, where the mean gains; a loss is one without them."""
+    rough = [2.0 * math.sin(place) for place in range(24)]
+
+    def verdict(gain: float) -> Verdict:
+        after = [
+            Lengths(each.greedy + gain + noise, each.sampled + gain + noise)
+            for each, noise in zip(BEFORE, rough, strict=True)
+        ]
+        return judge(BEFORE, after, IS_OLD)
+
+    assert verdict(0.2).is_doubtful
+    assert "gains" in verdict(0.2).refusal
+    assert not verdict(-0.2).is_doubtful
+    assert not verdict(2.0).is_doubtful
 
 
 def test_heads_of_equal_worth_seldom_pass() -> None:
