@@ -189,7 +189,7 @@ def test_it_trains_on_while_a_head_is_on_trial(learning: Learning) -> None:
     assert learning.reports == [first], "it is judged when the trial is over"
     learning.tell("taken", first)
     second = learning.wait(2)
-    assert second["num_tokens"] == first["num_tokens"], "the same text"
+    assert second["num_tokens"] < first["num_tokens"] + CYCLE_TOKENS, "no other text than the first was about"
     assert second["before"] == pytest.approx(first["after"])
     assert "candidate" in second, second
 
