@@ -1,6 +1,8 @@
 """`python -m tests.attacks.table`: a neighbour's short requests beside each attack that once stopped them, in one run.
 
-A row is the attack's number in docs/track-record.md. Exit code 1 when a neighbour is refused.
+A row is the attack's number in docs/track-record.md. Beside them stand two rows of no attack, to tell its slowdown from
+that of any load: a process that takes one core, and ordinary streams of another key. Exit code 1 when a neighbour is
+refused.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ from tests.attacks.stack import AttackedStack, running_stack
 
 # calls; begun and at once cancelled on one HTTP/2 connection, for as long as the neighbours ask
 _NUM_RESETS = 100
+# streams; of one client that is busy, and attacks nobody
+_NUM_ORDINARY = 16
 _console = Console(width=140)
 
 
@@ -102,6 +106,26 @@ async def _unread_streams(stack: AttackedStack, attackers: Counter[str]) -> Asyn
         writer.transport.abort()
 
 
+def _ordinary_streams() -> list[Request]:
+    return [
+        json_request("/v1/completions", prompt=f"Story {place}:", max_tokens=2000, ignore_eos=True)
+        for place in range(_NUM_ORDINARY)
+    ]
+
+
+@asynccontextmanager
+async def _busy_core(_stack: AttackedStack, attackers: Counter[str]) -> AsyncIterator[None]:
+    """A process that has nothing to do with the stack, and computes."""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", "while True: pass")
+    attackers["busy process"] += 1
+    try:
+        await asyncio.sleep(0.5)
+        yield
+    finally:
+        process.kill()
+        await process.wait()
+
+
 @asynccontextmanager
 async def _rapid_reset(stack: AttackedStack, attackers: Counter[str]) -> AsyncIterator[None]:
     """HTTP/2 streams that are opened and reset, again and again."""
@@ -124,6 +148,8 @@ async def _rapid_reset(stack: AttackedStack, attackers: Counter[str]) -> AsyncIt
 
 ROWS: dict[str, Hold] = {
     "alone": HOLDS["nothing"],
+    "no attack: another process takes one core": _busy_core,
+    "no attack: 16 ordinary requests of another key": _sent(_ordinary_streams),
     "1: a schema that doubles 24 times": _sent(_schemas),
     "2: 64 outputs, ambiguous grammar": _sent(_outputs_under_an_ambiguous_grammar),
     "3: 515 half-sent bodies": HOLDS["515 half-sent bodies"],
@@ -148,8 +174,9 @@ async def measure(stack: AttackedStack, tell: Callable[[str], None]) -> list[Hol
 
 
 def _shown(outcome: HoldOutcome, alone: HoldOutcome) -> tuple[str, ...]:
+    why = "".join(f", {what}"[:60] for what in outcome.refused)
     return (
-        f"{outcome.refused.total()} of {2 * NUM_INNOCENTS}",
+        f"{outcome.refused.total()} of {2 * NUM_INNOCENTS}{why}",
         f"{outcome.p50_s:.2f} s",
         f"{outcome.p50_s / alone.p50_s:.1f} x",
         f"{outcome.slowest_s:.2f} s",

@@ -78,6 +78,11 @@ class Client:
     def answer_id(self) -> str:
         return self.wish.answer_id
 
+    @property
+    def num_tokens(self) -> int:
+        """Of all outputs, as far as they were read."""
+        return sum(seen.num_tokens for seen in self._cursor.choices if seen is not None)
+
     async def run(self) -> None:
         """Asks until the answer is whole, or refused for good."""
         loop = asyncio.get_running_loop()
@@ -209,11 +214,18 @@ class Client:
                 is_same = True
             elif self.is_done:
                 may_lack_end = self.records.may_lack_end(self.answer_id, choice)
-                is_same = _agrees(text, (logged, is_whole)) or (may_lack_end and text.startswith(logged))
+                is_same = _agrees(text, (logged, is_whole)) or (may_lack_end and self._is_cut(text, logged))
             else:
                 is_same = self.records.has_lost_data or logged.startswith(text.rstrip("\ufffd"))
             if not is_same:
                 self.broken.append(f"choice {choice} is {text!r}, the log says {logged!r}")
+
+    def _is_cut(self, text: str, logged: str) -> bool:
+        """Returns whether a log that lost its end reads so: it may end within a character, or within a stop string."""
+        logged = logged.rstrip("\ufffd")
+        if text.startswith(logged):
+            return True
+        return logged.startswith(text) and any(stop.startswith(logged[len(text) :]) for stop in self.wish.stop)
 
     def _expected(self, choice: int) -> tuple[str, bool] | None:
         """Returns what is read of the law's output (Wish.shown); None where it is drawn afresh each time."""
@@ -221,13 +233,13 @@ class Client:
         return None if output is None else self.wish.shown(output)
 
     def _is_drawn_again(self, choice: int, epochs: list[int]) -> bool:
-        """Returns whether the log has another session's tokens, which may differ, after a loss: as nothing told the
-        gateway that somebody has read the lost ones.
+        """Returns whether the log has another session's tokens, which may differ and be fewer, after a loss: as nothing
+        told the gateway that somebody has read the lost ones.
         """
         seen = self._cursor.of(choice)
         if seen is None or not seen.num_tokens or self.wish.kind != "sampled" or not self.records.has_lost_data:
             return False
-        return seen.num_tokens <= len(epochs) and epochs[seen.num_tokens - 1] != seen.epoch
+        return bool(epochs) and epochs[min(seen.num_tokens, len(epochs)) - 1] != seen.epoch
 
 
 def _agrees(text: str, shown: tuple[str, bool]) -> bool:

@@ -116,11 +116,11 @@ class VerifierNode:
 
 
 class DrafterNode:
-    """A drafter's process. Call it in the process's lane."""
+    """A drafter's process. Call it in the process's lane. version: of what it drafts with."""
 
-    def __init__(self, net: Network, process: Process, address: str) -> None:
+    def __init__(self, net: Network, process: Process, address: str, version: int = 0) -> None:
         self.process = process
-        self.method = GuessingMethod()
+        self.method = GuessingMethod(version)
         methods: dict[str, DraftMethod] = {
             "draft_model": self.method,
             "ngram": NgramMethod(prompt_lookup_min=1, prompt_lookup_max=3),

@@ -184,13 +184,15 @@ class ToyRunner:
 
 class GuessingMethod:
     """drafting.methods.interface.DraftMethod: the likeliest tokens of the law, some of them wrong on purpose, which
-    depends on the prefix alone.
+    depends on the prefix and on `version`: fleets hold heads of several versions, and a stream that moves between them
+    has rounds of other lengths.
     """
 
     grammars: Any = GRAMMARS
 
-    def __init__(self) -> None:
+    def __init__(self, version: int = 0) -> None:
         self.info = DraftMethodInfo("draft_model", max_num_draft_tokens=8)
+        self._version = version
         self._open: set[int] = set()
 
     @property
@@ -215,7 +217,7 @@ class GuessingMethod:
         num_prompt = len(prefix) - len(session.output_token_ids)
         for _ in range(min(step.num_draft_tokens, 8) if step is not None else 0):
             logits = logits_after(prefix)
-            is_wrong = int(1000 * abs(float(logits[3]))) % 5 == 0
+            is_wrong = (int(1000 * abs(float(logits[3]))) + self._version) % 5 == 0
             if session.grammar is not None:
                 allowed = session.grammar.allowed(prefix[num_prompt:])
                 if not allowed.any():

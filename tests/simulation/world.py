@@ -81,7 +81,13 @@ class World(logging.Handler):
     """The fleet of one seed. Also the log handler that takes an error of the product for a broken promise."""
 
     def __init__(
-        self, loop: SimLoop, rng: random.Random, faults: Faults, shapes: tuple[str, ...], folder: Path
+        self,
+        loop: SimLoop,
+        rng: random.Random,
+        faults: Faults,
+        shapes: tuple[str, ...],
+        folder: Path,
+        drafters_differ: bool = True,
     ) -> None:
         """folder: for the file of API keys."""
         super().__init__(logging.ERROR)
@@ -120,7 +126,7 @@ class World(logging.Handler):
             for place, address in enumerate(verifiers)
         ]
         self.seats += [
-            Seat(f"drafter-{place}", lambda process, address=address: DrafterNode(net, process, address))  # type: ignore[misc]
+            Seat(f"drafter-{place}", _drafter(net, address, 1 + place if drafters_differ else 0))
             for place, address in enumerate(drafters)
         ]
         self.seats += [Seat(name, lambda process: GatewayNode(net, process, config)) for name in self.gateways]
@@ -347,6 +353,10 @@ def _verifier(
     )
 
 
+def _drafter(net: Network, address: str, version: int) -> Callable[[Process], Any]:
+    return lambda process: DrafterNode(net, process, address, version)
+
+
 @contextmanager
 def _errors_logged_to(handler: logging.Handler) -> Iterator[None]:
     """The product's errors go to the handler, its warnings nowhere."""
@@ -367,9 +377,10 @@ def simulate(
     kinds: tuple[str, ...] = ALL_FAULTS,
     without: frozenset[int] = frozenset(),
     shapes: tuple[str, ...] = SHAPES,
+    drafters_differ: bool = True,
 ) -> Outcome:
     """Runs one seed: all that happens is a function of the arguments. without: the numbers of faults to leave out.
-    shapes: of requests (wishes.py).
+    shapes: of requests (wishes.py). drafters_differ: each guesses wrong at other places.
     """
     rng = random.Random(seed)
     loop = SimLoop(random.Random(rng.getrandbits(64)))
@@ -381,7 +392,7 @@ def simulate(
             taken_over(loop, random.Random(rng.getrandbits(64))),
             older_wire.in_the_log(),
         ):
-            world = World(loop, rng, faults, shapes, Path(folder))
+            world = World(loop, rng, faults, shapes, Path(folder), drafters_differ)
             with _errors_logged_to(world):
                 clients: list[Client] = []
                 try:
@@ -404,7 +415,8 @@ def simulate(
         sum(bool(client.refused) for client in clients),
         faults.done,
         Counter({"message without newer fields": world.net.num_clipped, "output gave way": world.num_asked_back()})
-        + Counter(f"answered {client.wish.shape}" for client in clients if client.is_done and not client.is_rival),
+        + Counter(f"answered {client.wish.shape}" for client in clients if client.is_done and not client.is_rival)
+        + Counter({"answered tokens": sum(client.num_tokens for client in clients if not client.is_rival)}),
     )
 
 
