@@ -58,7 +58,7 @@ class Rounds:
         return len(self._of)
 
     def num_sessions_of(self, num_rounds: int) -> int:
-        """Returns the number of sessions with at least so many rounds."""
+        """Returns how many sessions have had `num_rounds` rounds or more."""
         return sum(count >= num_rounds for count, _ in self._of.values())
 
     @property

@@ -51,8 +51,8 @@ _WARMUP_STEPS = 10
 # share of a cycle's steps, the last ones, in which the rates fall to nothing for the head that is judged. The next
 # cycle goes on from before them: cycles that each began anew behind them taught hardly more than one
 _DECAY_SHARE = 0.3
-# windows; half of them new and half older ones. A judgement reads so many, twice and three times as many where a gain
-# may be chance: the standard error is 1 to 2 % on chats of SmolLM2, 6 % on the demo target's more uneven texts
+# windows, half of them new and half older; those that a judgement begins with, and the most that it reads if a gain may
+# be chance: the standard error of the first is 1 to 2 % on chats of SmolLM2, 6 % on the demo target's more uneven texts
 _JUDGED, _MOST_JUDGED = 24, 72
 # versions; candidates kept in the folder: the one that serves, the one before it, and the one in question
 _KEPT = 3
@@ -310,12 +310,12 @@ class HeadLearner:
         after: list[Lengths] = []
         is_old: list[bool] = []
         for start in range(0, len(newest), _JUDGED // 2):
-            parts = [windows[start : start + _JUDGED // 2] for windows in (newest, older)]
-            is_old += [False] * len(parts[0]) + [True] * len(parts[1])
+            new, old = (windows[start : start + _JUDGED // 2] for windows in (newest, older))
+            is_old += [False] * len(new) + [True] * len(old)
             self._load(trained)
-            after += self._lengths([*parts[0], *parts[1]])
+            after += self._lengths([*new, *old])
             self._load(head.served)
-            before += self._lengths([*parts[0], *parts[1]])
+            before += self._lengths([*new, *old])
             verdict = judge(before, after, is_old)
             if not verdict.is_doubtful:
                 break
