@@ -1,4 +1,6 @@
-"""What a fleet serves and drafts with: the demo family, the same with heads that are swapped, or a random hybrid."""
+"""What a fleet serves and drafts with: the demo family, the same with heads that are swapped or that draft in one pass,
+or a random hybrid.
+"""
 
 from __future__ import annotations
 
@@ -46,6 +48,20 @@ def swapped(folder: Path) -> Target:
     )
 
 
+def one_pass(_folder: Path) -> Target:
+    """A DSpark head, alone and with suffixes behind its drafts: within the first verifier, and at drafters, which get
+    hidden states in messages.
+    """
+    head = str(MODELS / "demo-dspark")
+    memory = ("--kv-cache-mb", "64")
+    return Target(
+        MODELS / "demo-target",
+        ("dspark", "dspark+suffix", "suffix", "auto", "off"),
+        ("--draft-model", head, "--target-model", str(MODELS / "demo-target"), "--methods", "dspark,suffix"),
+        ((*memory, "--local-draft-model", head, "--local-methods", "dspark,suffix"), memory),
+    )
+
+
 def hybrid(folder: Path) -> Target:
     """Recurrent layers and little memory, so that sessions are preempted. The first verifier makes MTP and n-gram
     drafts itself; the second's are made by drafters, with hidden states in messages.
@@ -61,4 +77,9 @@ def hybrid(folder: Path) -> Target:
 
 
 # name -> (folder for what must be written) -> the target
-TARGETS: dict[str, Callable[[Path], Target]] = {"demo": demo, "swapped": swapped, "hybrid": hybrid}
+TARGETS: dict[str, Callable[[Path], Target]] = {
+    "demo": demo,
+    "swapped": swapped,
+    "one-pass": one_pass,
+    "hybrid": hybrid,
+}
