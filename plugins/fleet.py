@@ -21,9 +21,9 @@ from outrider.plugins.usable import Draft
 
 # tokens; opened in one step: after the loss of a drafter the texts of a large batch go out over several steps
 _MAX_OPENED = 32_768
-# seconds; after which a drafter that answers nothing is given up, and the pause after an answer that came late, doubled
-# up to the longest while it repeats
-_LOST_S, _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 0.1, 5.0
+# seconds; after which a drafter that answers nothing is given up, and the longest pause after an answer that came late:
+# as long as it was late, doubled while that repeats
+_LOST_S, _LONGEST_PAUSE_S = 1.0, 5.0
 # seconds; in which a drafter that has refused a session, as one that is full does, gets no other
 _FULL_S = 1.0
 # tokens of a draft that are looked at; engines ask for a few
@@ -111,8 +111,9 @@ class Fleet:
         with self._answered:
             state, now = self._states[link], time.monotonic()
             if state.late_since is not None:  # it is back, late
+                late_s = now - state.late_since - self._options.deadline_ms / 1e3
                 state.late_since = None
-                state.asks_at = now + min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** min(state.num_late, 10))
+                state.asks_at = now + min(_LONGEST_PAUSE_S, late_s * 2 ** min(state.num_late - 1, 10))
             for answer in answers[: len(self._sessions)]:  # no honest drafter sends more in a message
                 session = self._sessions.get(answer.session)
                 if session is None or not _is_at(session, link):

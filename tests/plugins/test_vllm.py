@@ -162,6 +162,24 @@ def test_a_late_draft_is_not_taken_for_a_later_text() -> None:
         assert all(request.output == request.text[20:] for request in batch)
 
 
+def test_a_draft_that_is_a_little_late_costs_a_little() -> None:
+    """The drafter is asked again after as long as it was late, not after a fixed time of many steps."""
+    method = Method()
+    with drafter(method) as served, proposing(served.address, deadline_ms=SHORT_MS) as proposer:
+        runner, batch = FakeRunner(proposer), requests(2, 400)
+        for _ in range(4):
+            runner.step(batch)
+        [state] = proposer._fleet._states.values()
+        method.gate.clear()
+        began = time.monotonic()
+        runner.step(batch)
+        method.gate.set()
+        until(lambda: state.late_since is None, "the late drafts do not come")
+        came = time.monotonic()
+        assert state.num_late == 1
+        assert state.asks_at - came <= came - began - SHORT_MS / 1e3
+
+
 def test_a_killed_drafter_s_sessions_are_opened_again_when_it_is_back() -> None:
     with drafter() as served, proposing(served.address) as proposer:
         runner, batch = FakeRunner(proposer), requests(3, 400)
