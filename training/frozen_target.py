@@ -83,8 +83,8 @@ class FrozenTarget:
         return TargetView(rows[..., places, :].flatten(-2), rows[..., -1, :], self._read_out, self.vocab_size)
 
     @torch.no_grad()
-    def _read_out(self, hidden: torch.Tensor) -> torch.Tensor:
-        return read_out_logits(self.model, hidden)
+    def _read_out(self, hidden: torch.Tensor, token_ids: torch.Tensor | None = None) -> torch.Tensor:
+        return read_out_logits(self.model, hidden, token_ids)
 
     def _hook(self, layer: int, captured: dict[int, torch.Tensor]) -> torch.utils.hooks.RemovableHandle:
         def keep_output(_module: nn.Module, _inputs: object, output: Any) -> None:

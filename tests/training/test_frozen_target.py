@@ -86,14 +86,16 @@ def test_logits_are_scaled_and_capped_as_the_model_does() -> None:
         GPT2Config(vocab_size=48, n_embd=32, n_layer=2, n_head=4, **ids),
         MixtralConfig(**sizes, **heads, num_local_experts=2),
     ]
-    token_ids = torch.arange(20).reshape(2, 10)
+    token_ids, some_ids = torch.arange(20).reshape(2, 10), torch.tensor([7, 0, 31])
     for config in configs:
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config).eval()
         with torch.no_grad():
             wanted = model(token_ids, output_hidden_states=True, use_cache=False)
             logits = read_out_logits(model, wanted.hidden_states[-1].flatten(0, 1))
+            some = read_out_logits(model, wanted.hidden_states[-1].flatten(0, 1), some_ids)
         assert torch.allclose(logits, wanted.logits.flatten(0, 1), atol=1e-6), config.model_type
+        assert torch.allclose(some, logits[:, some_ids], atol=1e-6), config.model_type
         assert torch.equal(model(token_ids, use_cache=False).logits, wanted.logits), config.model_type
 
 

@@ -58,7 +58,7 @@ class BlockObjective(Objective):
         anchors = self._anchors(counts[:, 1 : num_positions + 1], noise)
         parts = [self._outputs(batch, target, part) for part in torch.split(anchors, NUM_ANCHORS, dim=1)]
         outputs = torch.cat(parts, dim=1)
-        losses, state = DepthLosses(self, target, head.target_ids), None
+        losses, state = DepthLosses(self, target, head.target_ids, batch.token_ids), None
         for depth in range(num_tokens):
             rows = outputs[:, :, depth + config.num_silent_rows].flatten(0, 1)
             width = rows.shape[-1]

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -22,6 +23,12 @@ from torch.nn.utils.rnn import pad_sequence
 SLICE_BYTES = 1 << 30
 # Maps hidden states [N, H] -> logits [N, vocab].
 ReadOut = Callable[[torch.Tensor], torch.Tensor]
+
+
+class TargetReadOut(Protocol):
+    """Maps hidden states [N, H] -> logits [N, vocab], or those of the tokens int64[V] alone: [N, V]."""
+
+    def __call__(self, hidden: torch.Tensor, token_ids: torch.Tensor | None = None, /) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -61,7 +68,7 @@ class TargetView:
 
     features: torch.Tensor
     final: torch.Tensor
-    read_out: ReadOut
+    read_out: TargetReadOut
     vocab_size: int
 
 

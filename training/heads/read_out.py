@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast
@@ -31,9 +32,28 @@ class _GivenStates(nn.Module):
         return _States(last_hidden_state=inputs_embeds)
 
 
-def read_out_logits(model: PreTrainedModel, hidden: torch.Tensor) -> torch.Tensor:
-    """Maps the last hidden states [N, H] of `model`'s body -> its logits [N, V]."""
+class _SomeTokens(nn.Module):
+    """An output head that computes the logits of `token_ids` alone."""
+
+    def __init__(self, head: nn.Linear, token_ids: torch.Tensor) -> None:
+        super().__init__()
+        self._weight = head.weight[token_ids]
+        self._bias = None if head.bias is None else head.bias[token_ids]
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return F.linear(hidden, self._weight, self._bias)
+
+
+def read_out_logits(
+    model: PreTrainedModel, hidden: torch.Tensor, token_ids: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Maps the last hidden states [N, H] of `model`'s body -> its logits [N, V], of `token_ids` int64[V] or of all."""
     without_body = copy.copy(model)  # shares all weights; only the table of its modules is its own
-    without_body._modules = {**model._modules, model.base_model_prefix: _GivenStates()}
-    logits: torch.Tensor = without_body(inputs_embeds=hidden[None], use_cache=False).logits
-    return logits[0]
+    modules = {**model._modules, model.base_model_prefix: _GivenStates()}
+    head = model.get_output_embeddings()
+    places = [name for name, module in modules.items() if module is head and isinstance(head, nn.Linear)]
+    if token_ids is not None:
+        modules |= {name: _SomeTokens(head, token_ids) for name in places}
+    without_body._modules = modules
+    logits: torch.Tensor = without_body(inputs_embeds=hidden[None], use_cache=False).logits[0]
+    return logits if token_ids is None or places else logits[:, token_ids]

@@ -1,7 +1,10 @@
 """Scores a draft's distribution against the target's at counted positions: the loss, and the expected acceptance.
 
 Labels are soft: once its logits exist, the target's whole distribution costs nothing more and carries more information
-than the one token sampled from it. Not here: which positions and which weights (the methods).
+than the one token sampled from it. A reduced draft vocabulary V is trained on the target's distribution within V, at
+positions whose token in the text is in V: where the text was drawn from the target, such a position has the target's
+mass of V as its probability, so the expected cross-entropy is that of the whole distribution over V's tokens, and the
+target's logits of all other tokens need not be computed. Not here: which positions and which weights (the methods).
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from outrider.training.heads.interface import DraftScores, Objective, ReadOut, TargetView
-from outrider.training.heads.sliced_loss import Depth, SlicedLoss, TargetLaws
+from outrider.training.heads.sliced_loss import Depth, LawsAt, SlicedLoss, TargetLaws
 
 # factor per depth; deeper positions are reached only when all before were accepted (Medusa, EAGLE-3)
 DEPTH_DECAY = 0.8
@@ -20,6 +23,9 @@ DEPTH_DECAY = 0.8
 # took 15% of an EAGLE-3 step (vocabulary 4,096, CPU), scoring 256 took 7% (vocabulary 49,152). Held-out figures use
 # every position.
 NUM_SCORED = 64
+# bytes; logits that are widened together to sum their exponentials; few enough to stay in a cache and in memory that is
+# mapped already: all at once took a quarter of a step (49,152 tokens)
+_CACHED_BYTES = 8 << 20
 # probability; lower bound that keeps the logarithm of an acceptance finite; far below float32's resolution of a sum
 # near 1
 _LEAST_ACCEPTANCE = 1e-20
@@ -49,8 +55,7 @@ class _SoftCrossEntropy(torch.autograd.Function):
 def soft_cross_entropy(draft_logits: torch.Tensor, target_probs: torch.Tensor) -> torch.Tensor:
     """Returns float32[N]: -sum over j of target(j) log draft(j), over the draft's tokens; both [N, draft vocab].
 
-    With a reduced draft vocabulary the target's distribution is not renormalized: a position counts by the probability
-    mass that the draft can match. Differentiable once, by the draft's logits.
+    A position counts by the mass of `target_probs`. Differentiable once, by the draft's logits.
     """
     with torch.autocast(draft_logits.device.type, enabled=False):  # the products are float32's
         loss: torch.Tensor = _SoftCrossEntropy.apply(draft_logits, target_probs)  # type: ignore[no-untyped-call]
@@ -71,28 +76,68 @@ LOSSES = {"cross_entropy": soft_cross_entropy, "acceptance": negative_log_accept
 
 
 @torch.no_grad()
-def acceptance_sums(
-    draft_logits: torch.Tensor, laws: TargetLaws, target_ids: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
+def acceptance_sums(draft_logits: torch.Tensor, laws: TargetLaws) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns (argmaxes that agree, summed overlap), each float32[], for draft logits [N, draft vocab]."""
-    picked = draft_logits.argmax(-1)
-    if target_ids is not None:
-        picked = target_ids[picked]
-    agreement = (picked == laws.logits.argmax(-1)).sum().float()
+    agreement = (draft_logits.argmax(-1) == laws.likeliest).sum().float()
     return agreement, torch.minimum(torch.softmax(draft_logits.float(), dim=-1), laws.probs).sum()
+
+
+def whole_laws(target: TargetView, target_ids: torch.Tensor | None) -> LawsAt:
+    """The target's distributions; with `target_ids` int64[draft vocab] their parts for these tokens."""
+    draft_ids = None
+    if target_ids is not None:
+        draft_ids = target_ids.new_full((target.vocab_size,), -1)
+        draft_ids[target_ids] = torch.arange(len(target_ids), device=target_ids.device)
+
+    def at(places: torch.Tensor) -> TargetLaws:
+        logits = target.read_out(target.final.flatten(0, 1)[places])
+        if target_ids is None or draft_ids is None:
+            return TargetLaws(logits.argmax(-1), torch.softmax(logits.float(), dim=-1))
+        # Of the other tokens only their sum is needed.
+        num_rows = max(1, _CACHED_BYTES // (4 * logits.shape[-1]))
+        log_sums = torch.cat([torch.logsumexp(part.float(), dim=-1) for part in torch.split(logits, num_rows)])
+        probs = logits[:, target_ids].float().sub_(log_sums[:, None]).exp_()
+        return TargetLaws(draft_ids[logits.argmax(-1)], probs)
+
+    return at
+
+
+def laws_within(target: TargetView, target_ids: torch.Tensor) -> LawsAt:
+    """The target's distributions, given that its token is one of `target_ids` int64[draft vocab]."""
+
+    def at(places: torch.Tensor) -> TargetLaws:
+        logits = target.read_out(target.final.flatten(0, 1)[places], target_ids)
+        return TargetLaws(logits.argmax(-1), torch.softmax(logits.float(), dim=-1))
+
+    return at
 
 
 class DepthLosses:
     """Sums one method's losses over depths: `add` once per depth, then `result`.
 
-    In training, estimates use at most NUM_SCORED positions per depth, evenly spread.
-    target_ids int64[draft vocab]: the target id of each draft id, if the draft vocabulary is reduced.
+    In training, estimates use at most NUM_SCORED positions per depth, evenly spread, and a reduced draft vocabulary is
+    trained where the text has one of its tokens. target_ids int64[draft vocab]: the target id of each draft id, if it
+    is reduced; then token_ids int64[B, T] is the text.
     """
 
-    def __init__(self, objective: Objective, target: TargetView, target_ids: torch.Tensor | None = None) -> None:
-        self._objective, self._target, self._target_ids = objective, target, target_ids
+    def __init__(
+        self,
+        objective: Objective,
+        target: TargetView,
+        target_ids: torch.Tensor | None = None,
+        token_ids: torch.Tensor | None = None,
+    ) -> None:
+        self._objective, self._target = objective, target
         self._loss_of = LOSSES[objective.loss]
+        self._can_be_drafted: torch.Tensor | None = None
+        if target_ids is None or token_ids is None or not objective.training:
+            self._laws_at, self._widest = whole_laws(target, target_ids), target.vocab_size
+        else:
+            self._laws_at, self._widest = laws_within(target, target_ids), len(target_ids)
+            self._can_be_drafted = torch.isin(token_ids, target_ids).flatten()
         self._depths: list[Depth] = []
+        # of each depth, also those where the text's token cannot be drafted
+        self._nums_rows: list[int] = []
         self._weights: list[tuple[float, float]] = []
         self._labels: list[torch.Tensor | None] = []
         self._terms: list[torch.Tensor] = []
@@ -114,6 +159,10 @@ class DepthLosses:
         """
         batch_index, position = where.nonzero(as_tuple=True)
         places = batch_index * self._target.final.shape[1] + position + offset
+        self._nums_rows.append(len(rows))
+        if self._can_be_drafted is not None:
+            kept = self._can_be_drafted[places + 1]  # the law at a position is that of the next token
+            rows, places, labels = rows[kept], places[kept], None if labels is None else labels[kept]
         self._depths.append(Depth(rows, places, read_out))
         self._weights.append((weight, label_weight))
         self._labels.append(labels)
@@ -134,12 +183,12 @@ class DepthLosses:
 
         trained = [parameter for parameter in self._objective.parameters() if parameter.requires_grad]
         slice_bytes = self._objective.slice_bytes
-        total = SlicedLoss(self._depths, trained, self._target, self._target_ids, term, slice_bytes).total()
+        total = SlicedLoss(self._depths, trained, self._laws_at, self._widest, term, slice_bytes).total()
         return torch.stack([total, *self._terms]).sum(), DraftScores(*scores)
 
     def _loss(self, number: int, part: slice, draft_logits: torch.Tensor, laws: TargetLaws) -> torch.Tensor:
         (weight, label_weight), labels = self._weights[number], self._labels[number]
-        num_rows = max(1, len(self._depths[number].rows))
+        num_rows = max(1, self._nums_rows[number])
         loss = draft_logits.new_zeros((), dtype=torch.float32)
         if weight:
             loss = loss + weight * self._loss_of(draft_logits, laws.probs).sum() / num_rows
@@ -153,10 +202,10 @@ class DepthLosses:
         stride = max(1, -(-num_rows // NUM_SCORED)) if self._objective.training else 1
         scored = slice(-part.start % stride, None, stride)
         draft_logits = draft_logits[scored]
-        agreement, overlap = acceptance_sums(
-            draft_logits, TargetLaws(laws.logits[scored], laws.probs[scored]), self._target_ids
-        )
-        return torch.stack([agreement, overlap, torch.tensor(float(len(draft_logits)), device=agreement.device)])
+        agreement, overlap = acceptance_sums(draft_logits, laws.at(scored))
+        # Nothing is accepted where the text's token cannot be drafted.
+        num_positions = len(draft_logits) * self._nums_rows[number] / num_rows
+        return torch.stack([agreement, overlap, torch.tensor(num_positions, device=agreement.device)])
 
 
 def counted_at(counts: torch.Tensor, depth_offset: int, num_positions: int) -> torch.Tensor:

@@ -14,14 +14,11 @@ from typing import Any
 
 import torch
 
-from outrider.training.heads.interface import SLICE_BYTES, ReadOut, TargetView
+from outrider.training.heads.interface import SLICE_BYTES, ReadOut
 
 # bytes per position and token of the vocabulary; peak of one depth of one slice; counted: nine float32 arrays (target
 # logits and probabilities, the depth's share of both, draft logits, their logarithms for either label, two gradients)
 _BYTES_PER_LOGIT = 9 * 4
-# bytes; logits that are widened together to sum their exponentials; few enough to stay in a cache and in memory that is
-# mapped already: all at once took a quarter of a step (49,152 tokens)
-_CACHED_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -38,32 +35,39 @@ class Depth:
 
 @dataclass(frozen=True)
 class TargetLaws:
-    """The target at S positions: logits [S, vocab], float32 probabilities of the draft's tokens [S, draft vocab]."""
+    """The target at S positions: its likeliest token, and float32 probabilities of the draft's tokens [S, draft vocab].
 
-    logits: torch.Tensor
+    likeliest int64[S]: a draft id; -1 where the target's likeliest token has none.
+    """
+
+    likeliest: torch.Tensor
     probs: torch.Tensor
 
-    def at(self, rows: torch.Tensor) -> TargetLaws:
-        """Returns the laws at distinct `rows` int64[N], ascending; without a copy if these are all."""
-        return self if len(rows) == len(self.logits) else TargetLaws(self.logits[rows], self.probs[rows])
+    def at(self, rows: torch.Tensor | slice) -> TargetLaws:
+        """Returns the laws at distinct `rows`, ascending if int64[N]; without a copy if these are all."""
+        if not isinstance(rows, slice) and len(rows) == len(self.probs):
+            return self
+        return TargetLaws(self.likeliest[rows], self.probs[rows])
 
 
 # Maps (number of the depth, which of its rows, their draft logits, the target's laws there) -> summed loss, float32[].
 Term = Callable[[int, slice, torch.Tensor, TargetLaws], torch.Tensor]
+# Maps S of the target's B*T positions, int64[S], ascending -> the laws there.
+LawsAt = Callable[[torch.Tensor], TargetLaws]
 
 
 @dataclass(frozen=True)
 class SlicedLoss:
     """The sum of `term` over the rows of all depths.
 
-    parameters: every trainable one that a read-out may use. target_ids int64[draft vocab], if that is reduced.
-    slice_bytes: most that arrays of [positions, vocabulary] take together.
+    parameters: every trainable one that a read-out may use. slice_bytes: most that arrays of [positions, vocab_size]
+    take together.
     """
 
     depths: Sequence[Depth]
     parameters: Sequence[torch.Tensor]
-    target: TargetView
-    target_ids: torch.Tensor | None
+    laws_at: LawsAt
+    vocab_size: int
     term: Term
     slice_bytes: int = SLICE_BYTES
 
@@ -78,13 +82,14 @@ class SlicedLoss:
     def walk(self, gradients: _Gradients | None) -> torch.Tensor:
         """Sums slice by slice; adds the gradients to `gradients`, if given."""
         places = torch.unique(torch.cat([depth.places for depth in self.depths]))
-        size = max(1, self.slice_bytes // (_BYTES_PER_LOGIT * self.target.vocab_size))
+        size = max(1, self.slice_bytes // (_BYTES_PER_LOGIT * self.vocab_size))
         starts = places[::size].contiguous()
         bounds = [[*torch.searchsorted(depth.places, starts).tolist(), len(depth.places)] for depth in self.depths]
         total = torch.zeros((), device=places.device)
         for index, start in enumerate(range(0, len(places), size)):
             here = places[start : start + size]
-            laws = self._laws(here)
+            with torch.no_grad():
+                laws = self.laws_at(here)
             for number, depth in enumerate(self.depths):
                 part = slice(bounds[number][index], bounds[number][index + 1])
                 if part.start == part.stop:
@@ -97,16 +102,6 @@ class SlicedLoss:
                     gradients.add(number, part, rows, loss)
                 total += loss.detach()
         return total
-
-    @torch.no_grad()
-    def _laws(self, places: torch.Tensor) -> TargetLaws:
-        logits = self.target.read_out(self.target.final.flatten(0, 1)[places])
-        if self.target_ids is None:
-            return TargetLaws(logits, torch.softmax(logits.float(), dim=-1))
-        # Of the other tokens only their sum is needed.
-        num_rows = max(1, _CACHED_BYTES // (4 * logits.shape[-1]))
-        log_sums = torch.cat([torch.logsumexp(part.float(), dim=-1) for part in torch.split(logits, num_rows)])
-        return TargetLaws(logits, logits[:, self.target_ids].float().sub_(log_sums[:, None]).exp_())
 
 
 class _Gradients:

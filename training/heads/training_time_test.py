@@ -23,7 +23,8 @@ class TrainingTimeTest(Objective):
 
     def forward(self, batch: Batch, target: TargetView, noise: torch.Generator) -> tuple[torch.Tensor, DraftScores]:
         features = self.head.fuse(target.features)
-        losses, num_positions = DepthLosses(self, target, self.head.target_ids), batch.token_ids.shape[1] - 2
+        losses = DepthLosses(self, target, self.head.target_ids, batch.token_ids)
+        num_positions = batch.token_ids.shape[1] - 2
         num_steps = self.ttt_steps if self.training else max(self.ttt_steps, EVAL_DEPTHS)
         for depth, predicted in enumerate(unroll(self.head, batch.token_ids, features, num_steps)):
             counted = counted_at(batch.counts, 2 + depth, num_positions)

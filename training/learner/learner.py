@@ -333,8 +333,9 @@ class HeadLearner:
     def _batch(self, windows: list[Window]) -> Any:
         return batch_of(windows, self._read_out, self._weights.vocab_size, self._num_features)
 
-    def _read_out(self, hidden: torch.Tensor) -> torch.Tensor:
-        return hidden @ self._weights.lm_head.T
+    def _read_out(self, hidden: torch.Tensor, token_ids: torch.Tensor | None = None) -> torch.Tensor:
+        lm_head = self._weights.lm_head
+        return hidden @ (lm_head if token_ids is None else lm_head[token_ids]).T
 
     def _trained(self) -> list[torch.nn.Parameter]:
         return [each for each in self._objective.parameters() if each.requires_grad]

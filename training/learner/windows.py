@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from outrider.training.heads.interface import Batch, ReadOut, TargetView
+from outrider.training.heads.interface import Batch, TargetReadOut, TargetView
 
 # share of the memory; for windows that no head is trained on: one session in ten is held back
 HELD_BACK_SHARE = 0.1
@@ -111,7 +111,7 @@ class Texts:
 
 
 def batch_of(
-    windows: Sequence[Window], read_out: ReadOut, vocab_size: int, num_features: int
+    windows: Sequence[Window], read_out: TargetReadOut, vocab_size: int, num_features: int
 ) -> tuple[Batch, TargetView]:
     """Pads windows on the right into one batch, and the target's view of it.
 

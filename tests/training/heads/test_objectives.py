@@ -159,16 +159,19 @@ def test_eagle_is_trained_as_it_is_served(
         for row, position in counted(batch, 2 + depth):
             feature = served_features(head, batch, view, row, position, depth + 1)[depth]
             draft, law = head.logits(feature), law_at(view, row, position + 1 + depth)
-            overlap += float(
-                torch.minimum(draft.softmax(-1), law.softmax(-1)[slice(None) if ids is None else ids]).sum().detach()
-            )
+            within = law.softmax(-1)[slice(None) if ids is None else ids]
+            if ids is not None and is_training:
+                said = bool((ids == batch.token_ids[row, position + 2 + depth]).any())
+                within = said * within / within.sum()
+            overlap += float(torch.minimum(draft.softmax(-1), within).sum().detach())
             if method == "eagle":
                 distance = torch.nn.functional.smooth_l1_loss(feature, view.features[row, position + 1 + depth])
                 losses.append(FEATURE_WEIGHT * distance + 0.1 * soft_loss(draft, law))
             else:
-                losses.append(soft_loss(draft, law, ids))
+                losses.append(-(within * draft.log_softmax(-1)).sum())
         wanted = wanted + 0.8**depth * torch.stack(losses).mean()
         assert scores.overlap[depth].item() == pytest.approx(overlap, rel=1e-3)
+        assert scores.num_positions[depth].item() == pytest.approx(len(losses), rel=1e-5)
     assert loss.item() == pytest.approx(wanted.item(), rel=1e-4)
 
 

@@ -9,12 +9,14 @@ import pytest
 import torch
 from scipy.special import log_softmax, softmax
 
+from outrider.training.heads.interface import TargetView
 from outrider.training.heads.scoring import (
     acceptance_sums,
     counted_at,
     negative_log_acceptance,
     shifted_rows,
     soft_cross_entropy,
+    whole_laws,
 )
 from outrider.training.heads.sliced_loss import TargetLaws
 
@@ -27,8 +29,9 @@ def logits(*shape: int) -> torch.Tensor:
 
 
 def laws_of(target_logits: torch.Tensor, target_ids: torch.Tensor | None = None) -> TargetLaws:
-    probs = target_logits.float().softmax(-1)
-    return TargetLaws(target_logits, probs if target_ids is None else probs[:, target_ids])
+    """The laws of rows that are the logits themselves."""
+    view = TargetView(target_logits[None], target_logits[None], lambda rows, _=None: rows, target_logits.shape[1])
+    return whole_laws(view, target_ids)(torch.arange(len(target_logits)))
 
 
 @pytest.mark.parametrize("draft_ids", [None, DRAFT_IDS])
@@ -45,7 +48,7 @@ def test_losses_and_overlap(draft_ids: list[int] | None) -> None:
     )
     accepted = np.array([sum(min(target_probs[n, j], draft_probs[n, i]) for i, j in enumerate(ids)) for n in range(50)])
     assert negative_log_acceptance(draft_logits, laws.probs).numpy() == pytest.approx(-np.log(accepted), rel=1e-4)
-    agreement, overlap = acceptance_sums(draft_logits, laws, target_ids)
+    agreement, overlap = acceptance_sums(draft_logits, laws)
     assert float(overlap) == pytest.approx(accepted.sum(), rel=1e-4)
     picked = [ids[index] for index in draft_probs.argmax(-1)]
     assert int(agreement) == int((target_probs.argmax(-1) == picked).sum())

@@ -120,6 +120,41 @@ def test_slices_are_the_plain_formula(slice_size: int, loss: str, target_ids: to
     assert sum(num_laws) <= 2 * NUM_ROWS * LENGTH
 
 
+def test_a_reduced_vocabulary_is_trained_on_its_part_of_the_law(slice_size: int) -> None:
+    """Over texts drawn from the target: loss and gradients are in expectation those of the whole law."""
+    objective, target_head = OneLinear(len(TARGET_IDS), "cross_entropy"), random(VOCAB, WIDTH)
+    nums_logits = set[int]()
+
+    def read_out(hidden: torch.Tensor, token_ids: torch.Tensor | None = None) -> torch.Tensor:
+        logits = hidden @ (target_head if token_ids is None else target_head[token_ids]).T
+        nums_logits.add(logits.shape[1])
+        return logits
+
+    view = TargetView(random(1, 2, 1), random(1, 2, WIDTH), read_out, VOCAB)
+    where, rows = torch.tensor([[True, False]]), random(1, WIDTH)
+
+    def loss_of(text: list[int]) -> list[torch.Tensor]:
+        inputs = rows.clone().requires_grad_()
+        losses = DepthLosses(objective, view, TARGET_IDS, torch.tensor([text]))
+        losses.add(inputs, objective.read_out, where, 0, 1.0)
+        total, scores = losses.result()
+        if scores.num_positions[0]:
+            assert scores.num_positions.tolist() == [1.0]
+        gradients = torch.autograd.grad(total, [inputs, objective.head.weight], allow_unused=True)
+        return [total.detach(), *(torch.zeros(()) if each is None else each for each in gradients)]
+
+    law = (view.final[0, 0] @ target_head.T).softmax(-1)
+    expected = [torch.zeros(()), torch.zeros(1, WIDTH), torch.zeros(len(TARGET_IDS), WIDTH)]
+    for token in range(VOCAB):
+        expected = [sum_ + law[token] * each for sum_, each in zip(expected, loss_of([0, token]), strict=True)]
+    assert nums_logits == {len(TARGET_IDS)}
+    objective.eval()
+    whole = loss_of([0, 0])
+    assert nums_logits == {len(TARGET_IDS), VOCAB}
+    assert whole[0] > 0
+    assert all(torch.allclose(*each, rtol=1e-4, atol=1e-6) for each in zip(expected, whole, strict=True))
+
+
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> FrozenTarget:
     return FrozenTarget(write_target(tmp_path_factory.mktemp("target")))
