@@ -51,17 +51,18 @@ LlamaHead = Annotated[
 
 @dataclass(frozen=True)
 class Load:
-    """prompts: a name in PROMPTS."""
+    """prompts: a name in PROMPTS. num_questions: in a round; 0: by the number of streams."""
 
     prompts: str
     temperature: float
     num_streams: int
     num_context_tokens: int = 0
+    num_questions: int = 0
 
     def questions(self, round_index: int) -> list[str]:
         """Others in each round, as long as there are some."""
         most = max(_MOST_QUESTIONS, self.num_streams)
-        count = min(max(_FEWEST_QUESTIONS, 2 * self.num_streams), most)
+        count = self.num_questions or min(max(_FEWEST_QUESTIONS, 2 * self.num_streams), most)
         texts = PROMPTS[self.prompts]
         places = range(round_index * count, (round_index + 1) * count)
         return [after_text(texts[place % len(texts)], self.num_context_tokens, place) for place in places]
@@ -71,7 +72,10 @@ def main(
     model: Annotated[str, typer.Argument(help="A GGUF file.")],
     head: Annotated[str, typer.Option(help="Draft model or head, also measured; several comma-separated.")] = "",
     lengths: Annotated[str, typer.Option(help="Draft tokens of each method, comma-separated.")] = "5",
-    methods: Annotated[str, typer.Option(help="Of those served, comma-separated; empty: all, and auto.")] = "",
+    methods: Annotated[
+        str,
+        typer.Option(help="Of those served, comma-separated; empty: all, and auto; off: no drafts, by peers neither."),
+    ] = "",
     llama_server: LlamaServer = None,
     xllamacpp: Xllamacpp = None,
     llama_head: LlamaHead = None,
@@ -83,6 +87,7 @@ def main(
         typer.Option(help="questions or edits (of a given text); may be repeated; questions if absent."),
     ] = None,
     context: Annotated[int, typer.Option(help="Tokens of text before each question, about.", min=0)] = 0,
+    questions: Annotated[int, typer.Option(help="A round; 0: two a stream, 4 to 16.", min=0)] = 0,
     max_tokens: Annotated[int, typer.Option(help="Longest answer.")] = 96,
     rounds: Annotated[int, typer.Option(help="Repetitions; figures are medians over them, ratios too.")] = 2,
     plot: Annotated[Path | None, typer.Option(help="Draw a picture here (SVG).")] = None,
@@ -94,10 +99,11 @@ def main(
     if unknown := sorted({*kinds} - {*PROMPTS}):
         raise typer.BadParameter(f"{', '.join(unknown)}: must be one of {', '.join(PROMPTS)}", param_hint="--prompts")
     degrees = temperature or (0.0, 1.0)
-    loads = [Load(kind, degree, count, context) for kind in kinds for degree in degrees for count in counts]
+    loads = [Load(kind, degree, count, context, questions) for kind in kinds for degree in degrees for count in counts]
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as until:
         folder = Path(scratch)
-        limits = Limits(num_slots=max(counts), context_len=round(SHORT_CONTEXT + 1.5 * context))
+        context_len = min(systems.context_of(model), round(SHORT_CONTEXT + 1.5 * context))
+        limits = Limits(max(counts), context_len, drafts=methods != "off")
         drafts = [int(part) for part in lengths.split(",")]
         names = [name for name in methods.split(",") if name]
         variants = systems.outrider(model, head, names, drafts, folder, until, _say)

@@ -42,10 +42,16 @@ Progress = Callable[[str], None]
 
 
 class Limits(NamedTuple):
-    """Of a peer's server. context_len: tokens per slot."""
+    """Of a peer's server. context_len: tokens per slot. drafts: whether it is measured with drafts too."""
 
     num_slots: int
     context_len: int
+    drafts: bool = True
+
+
+def context_of(model: str) -> int:
+    """Returns the longest context that the model was made for, in tokens."""
+    return int(read_config(model_folder(model)).get_text_config().max_position_embeddings)
 
 
 def outrider(
@@ -59,7 +65,7 @@ def outrider(
 ) -> list[Variant]:
     """Returns plain decoding, each method at each length, and `auto`. Stopped when `until` is closed.
 
-    head: a draft model or head; empty: none. methods: of those served; empty: all.
+    head: a draft model or head; empty: none. methods: of those served; empty: all; "off": plain decoding alone.
     """
     settings = with_folders(
         StackSettings(model=model, draft_model=head, port=free_port(), grpc_port=free_port(), num_drafters=0), progress
@@ -72,7 +78,8 @@ def outrider(
     served = [method for method in card["draft_methods"] if not methods or method in methods]
     drafts = [(method, length) for method in served for length in lengths]
     variants = []
-    for method, length in (("off", 0), *drafts, ("auto", NUM_SPECULATIVE_TOKENS)):
+    choices = [("off", 0), *drafts, ("auto", NUM_SPECULATIVE_TOKENS)]
+    for method, length in choices[: 1 if list(methods) == ["off"] else None]:
         speculation = {"method": method, "num_speculative_tokens": length or NUM_SPECULATIVE_TOKENS}
         name = f"{method} {length}" if (method, length) in drafts and len(lengths) > 1 else method
         variants.append(Variant("outrider", name, url, card["id"], {"speculation": speculation}, takes_salt=True))
@@ -84,8 +91,8 @@ def llama_cpp(
 ) -> list[Variant]:
     """Plain, its n-grams, and an EAGLE-3 head. program: of llama-server's options. option: names the program."""
     variants = []
-    kinds = [("off", ["none"]), ("ngram", ["ngram-simple"])]
-    if head:
+    kinds = [("off", ["none"]), *([("ngram", ["ngram-simple"])] if limits.drafts else [])]
+    if head and limits.drafts:
         kinds.append(("eagle3", ["draft-eagle3", "--spec-draft-model", str(head)]))
     for name, spec_type in kinds:
         port = free_port()
@@ -110,8 +117,10 @@ def vllm(
     weights = folder / "dequantised"
     save_dequantised(model, weights)
     variants = []
-    kinds = {"off": None, "ngram": {"method": "ngram", "num_speculative_tokens": length, "prompt_lookup_max": 5}}
-    if eagle3:
+    kinds: dict[str, dict[str, object] | None] = {"off": None}
+    if limits.drafts:
+        kinds["ngram"] = {"method": "ngram", "num_speculative_tokens": length, "prompt_lookup_max": 5}
+    if eagle3 and limits.drafts:
         kinds["eagle3"] = {"method": "eagle3", "num_speculative_tokens": length, "model": eagle3}
     for name, config in kinds.items():
         speculation = ("--speculative-config", json.dumps(config)) if config else ()
