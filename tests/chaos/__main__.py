@@ -44,7 +44,7 @@ def main(
     verifiers: Annotated[int, typer.Option(min=2)] = 2,
     only: Annotated[str, typer.Option(help="With --each, --netns, --compose: kinds with this in their name.")] = "",
     seed: Annotated[int, typer.Option(help="Of the storm and of what is asked for.")] = 0,
-    target: Annotated[str, typer.Option(help="demo, swapped: heads change, one-pass: a DSpark head, or hybrid.")] = "demo",
+    target: Annotated[str, typer.Option(help="demo, swapped (heads change), one-pass (DSpark), hybrid.")] = "demo",
     scale: Annotated[bool, typer.Option("--scale", help="Drafters 1, 3, 0, 2 under load, nothing else.")] = False,
     each: Annotated[bool, typer.Option("--each", help="One kind of trouble at a time, with what each costs.")] = False,
     netns: Annotated[bool, typer.Option("--netns", help="As --each: delay, loss and cuts of a real network.")] = False,
