@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -94,6 +96,7 @@ def main(
     save: Annotated[bool, typer.Option(help="Append rows to benchmarks/results/real_chat.jsonl.")] = True,
 ) -> None:
     """Example: python -m benchmarks.real_chat SmolLM2-135M-Instruct.Q4_1.gguf --xllamacpp ~/peers/bin/python"""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # peers, which may be paused, end with it
     counts = [int(part) for part in streams.split(",")]
     kinds = prompts or ["questions"]
     if unknown := sorted({*kinds} - {*PROMPTS}):
