@@ -49,11 +49,15 @@ def read_out_logits(
 ) -> torch.Tensor:
     """Maps the last hidden states [N, H] of `model`'s body -> its logits [N, V], of `token_ids` int64[V] or of all."""
     without_body = copy.copy(model)  # shares all weights; only the table of its modules is its own
-    modules = {**model._modules, model.base_model_prefix: _GivenStates()}
-    head = model.get_output_embeddings()
-    places = [name for name, module in modules.items() if module is head and isinstance(head, nn.Linear)]
-    if token_ids is not None:
-        modules |= {name: _SomeTokens(head, token_ids) for name in places}
-    without_body._modules = modules
+    heads = {} if token_ids is None else _heads_of(model, token_ids)
+    without_body._modules = {**model._modules, model.base_model_prefix: _GivenStates(), **heads}
     logits: torch.Tensor = without_body(inputs_embeds=hidden[None], use_cache=False).logits[0]
-    return logits if token_ids is None or places else logits[:, token_ids]
+    return logits if token_ids is None or heads else logits[:, token_ids]
+
+
+def _heads_of(model: PreTrainedModel, token_ids: torch.Tensor) -> dict[str, _SomeTokens]:
+    """Returns the model's own output head, by its name there, for `token_ids` alone; none where it is no plain one."""
+    head = model.get_output_embeddings()
+    if not isinstance(head, nn.Linear):
+        return {}
+    return {name: _SomeTokens(head, token_ids) for name, module in model._modules.items() if module is head}
