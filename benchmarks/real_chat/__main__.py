@@ -96,7 +96,6 @@ def main(
     save: Annotated[bool, typer.Option(help="Append rows to benchmarks/results/real_chat.jsonl.")] = True,
 ) -> None:
     """Example: python -m benchmarks.real_chat SmolLM2-135M-Instruct.Q4_1.gguf --xllamacpp ~/peers/bin/python"""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # peers, which may be paused, end with it
     counts = [int(part) for part in streams.split(",")]
     kinds = prompts or ["questions"]
     if unknown := sorted({*kinds} - {*PROMPTS}):
@@ -202,4 +201,5 @@ def _say(message: str) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # peers, which may be paused, end with it
     typer.run(main)
