@@ -22,7 +22,7 @@ from outrider.client.stack.commands import StackSettings
 from outrider.client.stack.local_models import with_folders
 from outrider.client.stack.processes import Stack, free_port
 from outrider.engine.model.gguf.folder import model_folder
-from outrider.engine.model.guards import read_config
+from outrider.engine.model.guards import read_config, resolve_max_model_len
 from outrider.engine.model.weights import read_weights
 
 NUM_SPECULATIVE_TOKENS = 5
@@ -50,8 +50,9 @@ class Limits(NamedTuple):
 
 
 def context_of(model: str) -> int:
-    """Returns the longest context that the model was made for, in tokens."""
-    return int(read_config(model_folder(model)).get_text_config().max_position_embeddings)
+    """Returns the longest context that the model may be served with, in tokens."""
+    folder = model_folder(model)
+    return resolve_max_model_len(folder, read_config(folder), None)
 
 
 def outrider(
@@ -78,8 +79,8 @@ def outrider(
     served = [method for method in card["draft_methods"] if not methods or method in methods]
     drafts = [(method, length) for method in served for length in lengths]
     variants = []
-    choices = [("off", 0), *drafts, ("auto", NUM_SPECULATIVE_TOKENS)]
-    for method, length in choices[: 1 if list(methods) == ["off"] else None]:
+    others = [] if list(methods) == ["off"] else [*drafts, ("auto", NUM_SPECULATIVE_TOKENS)]
+    for method, length in [("off", 0), *others]:
         speculation = {"method": method, "num_speculative_tokens": length or NUM_SPECULATIVE_TOKENS}
         name = f"{method} {length}" if (method, length) in drafts and len(lengths) > 1 else method
         variants.append(Variant("outrider", name, url, card["id"], {"speculation": speculation}, takes_salt=True))
@@ -91,10 +92,10 @@ def llama_cpp(
 ) -> list[Variant]:
     """Plain, its n-grams, and an EAGLE-3 head. program: of llama-server's options. option: names the program."""
     variants = []
-    kinds = [("off", ["none"]), *([("ngram", ["ngram-simple"])] if limits.drafts else [])]
-    if head and limits.drafts:
+    kinds = [("off", ["none"]), ("ngram", ["ngram-simple"])]
+    if head:
         kinds.append(("eagle3", ["draft-eagle3", "--spec-draft-model", str(head)]))
-    for name, spec_type in kinds:
+    for name, spec_type in kinds if limits.drafts else kinds[:1]:
         port = free_port()
         command = llama_server_command(program, gguf, port, num_slots=limits.num_slots, context_len=limits.context_len)
         command += ["--spec-type", *spec_type]
@@ -117,12 +118,11 @@ def vllm(
     weights = folder / "dequantised"
     save_dequantised(model, weights)
     variants = []
-    kinds: dict[str, dict[str, object] | None] = {"off": None}
-    if limits.drafts:
-        kinds["ngram"] = {"method": "ngram", "num_speculative_tokens": length, "prompt_lookup_max": 5}
-    if eagle3 and limits.drafts:
-        kinds["eagle3"] = {"method": "eagle3", "num_speculative_tokens": length, "model": eagle3}
-    for name, config in kinds.items():
+    ngram = {"method": "ngram", "num_speculative_tokens": length, "prompt_lookup_max": 5}
+    kinds: list[tuple[str, dict[str, object]]] = [("off", {}), ("ngram", ngram)]
+    if eagle3:
+        kinds.append(("eagle3", {"method": "eagle3", "num_speculative_tokens": length, "model": eagle3}))
+    for name, config in kinds if limits.drafts else kinds[:1]:
         speculation = ("--speculative-config", json.dumps(config)) if config else ()
         port = free_port()
         command = [

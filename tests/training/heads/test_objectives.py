@@ -60,9 +60,8 @@ def counted(batch: Batch, depth_offset: int) -> list[tuple[int, int]]:
     ]
 
 
-def soft_loss(draft_logits: torch.Tensor, target_logits: torch.Tensor, ids: torch.Tensor | None = None) -> torch.Tensor:
-    probs = target_logits.softmax(-1)
-    return -((probs if ids is None else probs[ids]) * draft_logits.log_softmax(-1)).sum()
+def soft_loss(draft_logits: torch.Tensor, target_probs: torch.Tensor) -> torch.Tensor:
+    return -(target_probs * draft_logits.log_softmax(-1)).sum()
 
 
 def law_at(view: TargetView, row: int, position: int) -> torch.Tensor:
@@ -103,7 +102,7 @@ def test_loss_position_by_position(
             draft = guess(objective.head, batch, view, row, position, depth)  # type: ignore[operator]
             law = law_at(view, row, position + 1 + depth)
             label = batch.token_ids[row, position + 2 + depth]
-            losses.append(soft_loss(draft, law) if distil else -draft.log_softmax(-1)[label])
+            losses.append(soft_loss(draft, law.softmax(-1)) if distil else -draft.log_softmax(-1)[label])
             agree += int(draft.argmax() == law.argmax())
             overlap += float(torch.minimum(draft.softmax(-1), law.softmax(-1)).sum().detach())
         wanted = wanted + decay**depth * torch.stack(losses).mean()
@@ -166,9 +165,9 @@ def test_eagle_is_trained_as_it_is_served(
             overlap += float(torch.minimum(draft.softmax(-1), within).sum().detach())
             if method == "eagle":
                 distance = torch.nn.functional.smooth_l1_loss(feature, view.features[row, position + 1 + depth])
-                losses.append(FEATURE_WEIGHT * distance + 0.1 * soft_loss(draft, law))
+                losses.append(FEATURE_WEIGHT * distance + 0.1 * soft_loss(draft, within))
             else:
-                losses.append(-(within * draft.log_softmax(-1)).sum())
+                losses.append(soft_loss(draft, within))
         wanted = wanted + 0.8**depth * torch.stack(losses).mean()
         assert scores.overlap[depth].item() == pytest.approx(overlap, rel=1e-3)
         assert scores.num_positions[depth].item() == pytest.approx(len(losses), rel=1e-5)
