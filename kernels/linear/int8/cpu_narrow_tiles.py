@@ -24,6 +24,7 @@ from outrider.kernels.cpu.emitters import (
     call_on_registers,
     emit_prefetch,
     fma,
+    hidden,
     load,
     offset,
     splat,
@@ -50,6 +51,7 @@ from outrider.kernels.linear.int8.reference import QUAD
 
 # bytes; prefetch distance, as in cpu_tiles; 1024 to 4096 were not faster
 _AHEAD_BYTES = 8192
+_CACHE_LINE_BYTES = 64
 # rows of one pass: their sums, a line and a quad fill 15 of 16 registers; of codes of eight bits, whose magnitudes take
 # registers too, four rows
 _MAX_ROWS, _MAX_ROWS_OF_BYTES = 6, 4
@@ -57,9 +59,11 @@ _MAX_ROWS, _MAX_ROWS_OF_BYTES = 6, 4
 _UNSIGNED = -LOWEST_NUMBER
 # kinds whose bytes take the whole range
 _BYTE_KINDS = (I8, TABLE)
-# lines that are added without a loop. Each adds at most 2 * 127 * its largest code to a sum in 16 bits, so 8 lines of
-# codes below 16 fit, 4 below 32 and 2 below 64; whole bytes are summed in 32 bits
-_LINES_AT_ONCE = {I4: 8, I5: 4, I6: 2, I8: 4, TABLE: 4}
+# lines whose products are added in 16 bits. Each adds at most 2 * 127 * its largest code, so 8 lines of codes below 16
+# fit, 4 below 32 and 2 below 64; whole bytes are summed in 32 bits
+_LINES_OF_WORDS = {I4: 8, I5: 4, I6: 2}
+# lines of a group that are added without a loop: as published formats of this many bits have them, 32 inputs or 16
+_LINES_AT_ONCE = {I4: 8, I5: 8, I6: 4, I8: 8, TABLE: 8}
 _I8, _I16, _I32, _I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 _F32 = ir.FloatType()
 _WORDS = ir.VectorType(_I16, 32)
@@ -111,6 +115,7 @@ def add(
     decoder = LineDecoder(builder, kind, table)
     sums = [cgutils.alloca_once(builder, VI32) for _ in range(num_rows)]
     factor = cgutils.alloca_once(builder, VF32)
+    begins = [cgutils.alloca_once(builder, _I32) for _ in range(num_rows)]
     rows = [offset(builder, x, x_stride, r) for r in range(num_rows)]
     groups = [offset(builder, x_groups, x_groups_stride, r) for r in range(num_rows)]
     base32 = builder.trunc(builder.add(base, ir.Constant(_I64, _UNSIGNED if _is_signed(kind) else 0)), _I32)
@@ -120,10 +125,9 @@ def add(
         first = builder.mul(group, group_lines)
         end = _smaller(builder, builder.add(first, group_lines), num_lines)
         step = builder.ashr(builder.add(first_group, group), step_shift)
+        for number, begin in zip(numbers, begins, strict=True):
+            builder.store(builder.mul(load(builder, offset(builder, number, 4, 1), _I32, 4), base32), begin)
         with cgutils.for_range_slice(builder, _ZERO, ir.Constant(_I64, _VECTORS), _ONE, _I64) as (vector, _m):
-            for number, total in zip(numbers, sums, strict=True):
-                begin = builder.mul(load(builder, offset(builder, number, 4, 1), _I32, 4), base32)
-                builder.store(splat(builder, begin), total)
             _add_lines(builder, kind, decoder, vector, lines, rows, sums, first, end)
             column = builder.mul(vector, ir.Constant(_I64, LANES))
             skipped, of_steps = builder.mul(column, scale_bytes), builder.mul(column, ir.Constant(_I64, 2))
@@ -134,16 +138,23 @@ def add(
                 load_factors(builder, place, scale_bytes, group, builder.add(steps, of_steps), step, [factor])
                 return builder.load(factor)
 
+            def add_group(minimum: Value | None) -> None:
+                for number, begin, total, place in zip(numbers, begins, sums, places, strict=True):
+                    of_base = splat(builder, builder.load(begin))
+                    sum_of_group = builder.sitofp(builder.add(builder.load(total), of_base), VF32)
+                    of_row = builder.fmul(splat(builder, load(builder, number, _F32, 4)), scale)
+                    new = fma(builder, sum_of_group, of_row, load(builder, place, VF32, 4))
+                    if minimum is not None:
+                        sum_of_row = splat(builder, load(builder, offset(builder, number, 4, 2), _F32, 4))
+                        new = fma(builder, sum_of_row, minimum, new)
+                    store(builder, new, place, 4)
+
             scale = load_factor(scales, scale_steps)
-            for number, total, place in zip(numbers, sums, places, strict=True):
-                of_row = builder.fmul(splat(builder, load(builder, number, _F32, 4)), scale)
-                sum_of_group = builder.sitofp(builder.load(total), VF32)
-                store(builder, fma(builder, sum_of_group, of_row, load(builder, place, VF32, 4)), place, 4)
-            with builder.if_then(builder.icmp_signed("!=", minimums, _ZERO)):
-                minimum = load_factor(minimums, minimum_steps)
-                for number, place in zip(numbers, places, strict=True):
-                    sum_of_row = splat(builder, load(builder, offset(builder, number, 4, 2), _F32, 4))
-                    store(builder, fma(builder, sum_of_row, minimum, load(builder, place, VF32, 4)), place, 4)
+            with builder.if_else(builder.icmp_signed("!=", minimums, _ZERO)) as (with_minimums, without):
+                with with_minimums:
+                    add_group(load_factor(minimums, minimum_steps))
+                with without:
+                    add_group(None)
 
 
 def _is_signed(kind: int) -> bool:
@@ -175,42 +186,70 @@ def _add_lines(
     first: Value,
     end: Value,
 ) -> None:
-    """Add the products of a vector of the lines [first, end) to the sums of each row.
+    """Sum the products of a vector of the lines [first, end), for each row.
 
     Each line prefetches the bytes of one vector, so that the four vectors together reach every line ahead.
     """
-    vector_bytes, adds_words = LINE_BYTES[kind] // _VECTORS, _adds_words(kind)
+    vector_bytes, count = LINE_BYTES[kind] // _VECTORS, _LINES_AT_ONCE[kind]
     turn = builder.sub(builder.mul(vector, builder.sub(end, first)), first)
     ahead = offset(builder, offset(builder, lines, LINE_BYTES[kind], first), vector_bytes, turn)
     ahead = builder.add(ahead, ir.Constant(_I64, _AHEAD_BYTES))
-    words = [cgutils.alloca_once(builder, _WORDS) for _ in rows]
 
-    def add_line(j: Value) -> None:
-        emit_prefetch(builder, offset(builder, ahead, vector_bytes, j))
-        codes = decoder.vector(offset(builder, lines, LINE_BYTES[kind], j), vector)
+    def add(start: Value, count: int) -> None:
+        line, prefetched = offset(builder, lines, LINE_BYTES[kind], start), offset(builder, ahead, vector_bytes, start)
+        quads = [offset(builder, row, QUAD, start) for row in rows]
+        _add_whole_lines(builder, kind, decoder, vector, line, prefetched, quads, sums, count)
+
+    for total in sums:
+        builder.store(ir.Constant(VI32, [0] * LANES), total)
+    at_once = ir.Constant(_I64, count)
+    with builder.if_else(builder.icmp_signed("==", builder.add(first, at_once), end)) as (one, several):
+        with one:
+            add(first, count)
+        with several:
+            rest = builder.sub(end, builder.srem(builder.sub(end, first), at_once))
+            with cgutils.for_range_slice(builder, first, rest, at_once, _I64) as (start, _n):
+                add(start, count)
+            with cgutils.for_range_slice(builder, rest, end, _ONE, _I64) as (j, _m):
+                add(j, 1)
+
+
+def _add_whole_lines(
+    builder: Builder,
+    kind: int,
+    decoder: LineDecoder,
+    vector: Value,
+    line: Value,
+    prefetched: Value,
+    quads: list[Value],
+    sums: list[Value],
+    count: int,
+) -> None:
+    """Add the products of a vector of the lines from an address on. quads: each row's first address.
+
+    Prefetches lie between the products: in one burst they make passes from memory a tenth slower.
+    """
+    words: list[Value] = []
+    vector_bytes = LINE_BYTES[kind] // _VECTORS
+    for place in range(count):
+        if place * vector_bytes % _CACHE_LINE_BYTES == 0:
+            emit_prefetch(builder, offset(builder, prefetched, vector_bytes, place))
+        codes = decoder.vector(offset(builder, line, LINE_BYTES[kind], place), vector)
         if _is_signed(kind):
             codes = builder.xor(codes, _in_bytes(_UNSIGNED))
-        for row, of_pairs, total in zip(rows, words, sums, strict=True):
-            quad = splat(builder, load(builder, offset(builder, row, QUAD, j), _I32, 1))
-            if adds_words:
-                products = _multiplied(builder, codes, builder.bitcast(quad, BYTES))
-                builder.store(builder.add(builder.load(of_pairs), products), of_pairs)
-            else:
+        of_rows = [splat(builder, load(builder, offset(builder, quad, QUAD, place), _I32, 1)) for quad in quads]
+        if not _adds_words(kind):
+            for quad, total in zip(of_rows, sums, strict=True):
                 builder.store(_dot_quads(builder, builder.load(total), codes, quad), total)
-
-    at_once = ir.Constant(_I64, _LINES_AT_ONCE[kind])
-    with cgutils.for_range_slice(builder, first, end, at_once, _I64) as (start, _n):
-        for of_pairs in words if adds_words else ():
-            builder.store(ir.Constant(_WORDS, [0] * 32), of_pairs)
-        stop = builder.add(start, at_once)
-        with builder.if_else(builder.icmp_signed("<=", stop, end)) as (whole, rest):
-            with whole:
-                for place in range(_LINES_AT_ONCE[kind]):
-                    add_line(builder.add(start, ir.Constant(_I64, place)))
-            with rest, cgutils.for_range_slice(builder, start, end, _ONE, _I64) as (j, _m):
-                add_line(j)
-        for of_pairs, total in zip(words, sums, strict=True) if adds_words else ():
-            builder.store(builder.add(builder.load(total), _widened(builder, builder.load(of_pairs))), total)
+            continue
+        products = [_multiplied(builder, codes, builder.bitcast(quad, BYTES)) for quad in of_rows]
+        words = (
+            [hidden(builder, builder.add(*pair)) for pair in zip(words, products, strict=True)] if words else products
+        )
+        if (place + 1) % _LINES_OF_WORDS[kind] == 0 or place + 1 == count:
+            for of_pairs, total in zip(words, sums, strict=True):
+                builder.store(builder.add(builder.load(total), _widened(builder, of_pairs)), total)
+            words = []
 
 
 def _dot_quads(builder: Builder, total: Value, codes: Value, quad: Value) -> Value:
