@@ -47,3 +47,13 @@ def share_units(address):  # type: ignore[no-untyped-def]
     while unit < call.num_units:
         do_unit(call.function, call.record, unit, thread)
         unit = next_ticket(call.next_unit)
+
+
+@njit
+def place_among_neighbours(unit, num_units, num_threads):  # type: ignore[no-untyped-def]
+    """Which of num_units places unit stands for, so that threads that take units in turn each stay among neighbours.
+
+    For units that read weights in order: what a thread prefetches behind its unit's end is its next unit's beginning.
+    """
+    thread, turn = unit % num_threads, unit // num_threads
+    return thread * (num_units // num_threads) + min(thread, num_units % num_threads) + turn

@@ -15,6 +15,7 @@ from numba import cfunc, types
 
 from outrider.engine.errors import BackendUnavailable
 from outrider.engine.model.row_kernels import resolve_code_kernels
+from outrider.kernels.cpu.units import place_among_neighbours
 from outrider.kernels.errors import KernelArgumentError
 from outrider.kernels.linear.codes import Codes
 from outrider.kernels.linear.int8 import cpu_lines, cpu_narrow_tiles, cpu_panels, cpu_tiles, reference
@@ -199,3 +200,14 @@ def test_the_arithmetic_is_chosen_by_groups_and_option() -> None:
     assert [kinds(narrow, name) for name in ("auto", "int8", "bf16")] == [("w4a8",), ("w4a8",), ("i4",)]
     assert [kinds(wide, name) for name in ("auto", "int8", "bf16")] == [("i4",), ("w4a8",), ("i4",)]
     assert kinds(CASES["fp8-block"][0], "int8") == ("e4m3",)
+
+
+@pytest.mark.parametrize(("num_panels", "num_threads"), [(1, 1), (1, 4), (9, 2), (48, 2), (5, 8), (64, 7)])
+def test_threads_that_take_panels_in_turn_each_take_neighbours_and_together_all(
+    num_panels: int, num_threads: int
+) -> None:
+    places = [place_among_neighbours.py_func(unit, num_panels, num_threads) for unit in range(num_panels)]
+    assert sorted(places) == list(range(num_panels))
+    for thread in range(min(num_threads, num_panels)):
+        own = places[thread::num_threads]
+        assert own == list(range(own[0], own[0] + len(own)))

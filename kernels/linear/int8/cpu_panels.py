@@ -76,7 +76,7 @@ def linear(x: torch.Tensor, packed: Int8Panels, bias: torch.Tensor | None = None
     call = tiles.CallRecord(
         codes.data_ptr(), codes.stride(0), groups.data_ptr(), 4 * groups.stride(0),
         packed.panels.data_ptr(), len(packed.panels), 0 if bias is None else bias.data_ptr(),
-        out.data_ptr(), 2 * num_outputs, num_rows, -(-num_inputs // reference.QUAD),
+        out.data_ptr(), 2 * num_outputs, num_rows, -(-num_inputs // reference.QUAD), threads,
         cpu_team.scratch(tiles.SCRATCH_BYTES, threads),
     )  # fmt: skip
     work = cpu_team.Work(tiles.run_panel, call, (out,), (codes, groups), len(packed.panels), threads)

@@ -33,6 +33,7 @@ from outrider.kernels.cpu.emitters import (
 )
 from outrider.kernels.cpu.record import record_types
 from outrider.kernels.cpu.simd import for_each, operation, vsplat, vstore
+from outrider.kernels.cpu.units import place_among_neighbours
 from outrider.kernels.linear.cpu_code_tiles import Panel, load_factors
 from outrider.kernels.linear.cpu_panel_coding import PANEL_COLUMNS, pointer
 from outrider.kernels.linear.cpu_panel_tiles import ROW_BYTES, TILE_ROWS, finish
@@ -84,6 +85,7 @@ class CallFields(NamedTuple):
     out_stride: int
     num_rows: int
     num_lines: int
+    num_threads: int
     scratch: int  # SCRATCH_BYTES per thread: totals of a tile of rows
 
 
@@ -228,7 +230,8 @@ def _add_chunk(call, panel, first, num_lines, first_row, num_rows, totals):  # t
 def run_panel(address, unit, thread):  # type: ignore[no-untyped-def]
     """A unit of work: one panel for all rows."""
     call = carray(address, 1, Call)[0]
-    panel = carray(pointer(call.panels), call.num_panels, Panel)[unit]
+    place = place_among_neighbours(unit, call.num_panels, call.num_threads)
+    panel = carray(pointer(call.panels), call.num_panels, Panel)[place]
     totals = call.scratch + thread * SCRATCH_BYTES
     for first_row in range(0, call.num_rows, TILE_ROWS):
         num_rows = min(TILE_ROWS, call.num_rows - first_row)
