@@ -69,13 +69,24 @@ def request_id(request: CompletionRequest, model: str) -> str:
     return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:20]
 
 
+def sample_seed(seed: int, sample: int) -> int:
+    """Returns the seed of a prompt's sample, at most 2**48: `seed` for the first one.
+
+    Those of runs with different seeds differ: as `seed + sample`, 3,600 turns of seed 57 were nearly all among 9,000 of
+    seed 11, and held-out text was not held out.
+    """
+    if sample == 0:
+        return seed
+    return int.from_bytes(hashlib.sha256(f"{seed}:{sample}".encode()).digest()[:6])
+
+
 def requests_for(prompts: list[Prompt], config: PrepareConfig) -> Iterator[tuple[str, CompletionRequest]]:
     """Yields (id, request), each id once: repeated prompts are requested once."""
     seen: set[str] = set()
     for prompt in prompts:
         for temperature in config.temperatures:
             for sample in range(config.num_samples if temperature > 0 else 1):
-                request = CompletionRequest(prompt, temperature, config.seed + sample, config.max_tokens)
+                request = CompletionRequest(prompt, temperature, sample_seed(config.seed, sample), config.max_tokens)
                 identity = request_id(request, config.model)
                 if identity not in seen:
                     seen.add(identity)

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from outrider.training.data.completion_client import FatalServerError
-from outrider.training.data.prepare_data import PrepareConfig, PrepareResult, prepare
+from outrider.training.data.prepare_data import PrepareConfig, PrepareResult, prepare, sample_seed
 from outrider.training.data.prompts import Prompt
 from outrider.training.errors import SettingError
 from outrider.training.progress import Progress
@@ -50,7 +50,7 @@ async def test_rows_hold_question_and_answer(tmp_path: Path) -> None:
     assert len({row["id"] for row in rows}) == 9
     asked = Counter((json.dumps(row["prompt"]), row["temperature"], row["seed"]) for row in rows)
     wanted = ['"prompt 0"', '"prompt 1"', "[4, 5]"]
-    assert asked == Counter((text, *rest) for text in wanted for rest in ((0.0, 5), (0.7, 5), (0.7, 6)))
+    assert asked == Counter((text, *rest) for text in wanted for rest in ((0.0, 5), (0.7, 5), (0.7, sample_seed(5, 1))))
     (row,) = [row for row in rows if row["prompt"] == "prompt 1" and row["temperature"] == 0]
     assert row["completion"] == "after prompt 1"
     assert (row["prompt_token_ids"], row["token_ids"], row["max_tokens"]) == ([7], [1, 2], 9)
@@ -58,6 +58,14 @@ async def test_rows_hold_question_and_answer(tmp_path: Path) -> None:
         assert path == "/v1/completions"
         assert (body["model"], body["max_tokens"], body["return_token_ids"]) == ("m", 9, True)
         assert headers["authorization"] == "Bearer k"
+
+
+def test_runs_with_neighbouring_seeds_share_no_sample() -> None:
+    """A run's samples are held out from another's."""
+    one, other = ([sample_seed(seed, sample) for sample in range(10_000)] for seed in (11, 57))
+    assert len({*one, *other}) == 20_000
+    assert max(*one, *other) < 2**53  # exact in JSON
+    assert one[0] == 11
 
 
 async def test_chats_go_to_the_chat_route(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from outrider.gateway.openai.convert import chat_token_ids
 from outrider.gateway.openai.schema import TokenizeChatRequest, parse_body
 from outrider.gateway.request.tokenizer import Tokenizer
 from outrider.training.commands.app import app
-from outrider.training.data.prepare_data import PrepareConfig
+from outrider.training.data.prepare_data import PrepareConfig, sample_seed
 from outrider.training.data.prompts import Prompt
 from outrider.training.data.sampled_prompts import sampled_prompts, turns_file
 from outrider.training.errors import PromptError, ServerError
@@ -24,14 +24,14 @@ from outrider.training.progress import Progress
 from tests.training.data.scripted_server import completion, scripted_server
 
 TOKENIZER = Tokenizer.load(str(Path(__file__).parents[3] / "models" / "demo-target"))
-TURNS = {0: " How?\n", 1: "How?", 2: "Why?", 3: "no end", 4: "  "}
+TURNS = (" How?\n", "How?", "Why?", "no end", "  ")
 
 
 def answer(path: str, body: dict[str, Any]) -> tuple[int, dict[str, str], Any]:
     if path == "/tokenize":
         return 200, {}, {"tokens": chat_token_ids(parse_body(TokenizeChatRequest, body), TOKENIZER)}
     assert path == "/v1/completions"
-    turn = TURNS[body["seed"]]
+    turn = TURNS[[sample_seed(0, sample) for sample in range(len(TURNS))].index(body["seed"])]
     reply = completion(turn, token_ids=[1], prompt_token_ids=[2])
     reply["choices"][0]["finish_reason"] = "length" if turn == "no end" else "stop"
     return 200, {}, reply
@@ -51,7 +51,7 @@ async def test_turns_are_sampled_behind_the_user_header(tmp_path: Path) -> None:
     # The end of a turn is not part of it; what has no end, or says nothing, is no turn.
     assert {prompt.messages[0]["content"] for prompt in more if prompt.messages} == {"How?", "Why?"}
     asked = [body for path, body, _ in server.requests if path == "/v1/completions"]
-    assert sorted(body["seed"] for body in asked) == [0, 1, 2, 3, 4]  # the second run samples only what is missing
+    assert len(asked) == len({body["seed"] for body in asked}) == 5  # the second run samples only what is missing
     assert {TOKENIZER.decode(body["prompt"], skip_special_tokens=False) for body in asked} == {"<|user|>\n"}
     assert turns_file(output).name == "data.turns.jsonl"
     assert not output.exists()
@@ -70,7 +70,7 @@ async def test_models_and_servers_that_have_no_user_turns(tmp_path: Path) -> Non
 
 async def test_a_model_whose_turns_never_end(tmp_path: Path) -> None:
     def endless(path: str, body: dict[str, Any]) -> tuple[int, dict[str, str], Any]:
-        return answer(path, body | {"seed": 3})
+        return answer(path, body | {"seed": sample_seed(0, 3)})
 
     with scripted_server(endless) as server, pytest.raises(PromptError, match="no sampled turn ends; give --prompts"):
         await sample(server.url, tmp_path / "data.jsonl", 2)
