@@ -232,7 +232,7 @@ def _add_whole_lines(
     words: list[Value] = []
     vector_bytes = LINE_BYTES[kind] // _VECTORS
     for place in range(count):
-        if place * vector_bytes % _CACHE_LINE_BYTES == 0:
+        if place * vector_bytes % _CACHE_LINE_BYTES < vector_bytes:  # the first one that reaches into a cache line
             emit_prefetch(builder, offset(builder, prefetched, vector_bytes, place))
         codes = decoder.vector(offset(builder, line, LINE_BYTES[kind], place), vector)
         if _is_signed(kind):
