@@ -70,10 +70,10 @@ def request_id(request: CompletionRequest, model: str) -> str:
 
 
 def sample_seed(seed: int, sample: int) -> int:
-    """Returns the seed of a prompt's sample, at most 2**48: `seed` for the first one.
+    """Returns the seed of a prompt's sample: `seed` for the first one, else one below 2**48.
 
-    Those of runs with different seeds differ: as `seed + sample`, 3,600 turns of seed 57 were nearly all among 9,000 of
-    seed 11, and held-out text was not held out.
+    Runs with different seeds share none but by chance. As `seed + sample`, 865 of 899 turns of seed 23 were among the
+    3,600 of seed 57, and text of another seed was not held out.
     """
     if sample == 0:
         return seed

@@ -51,7 +51,6 @@ from outrider.kernels.linear.int8.reference import QUAD
 
 # bytes; prefetch distance, as in cpu_tiles; 1024 to 4096 were not faster
 _AHEAD_BYTES = 8192
-_CACHE_LINE_BYTES = 64
 # rows of one pass: their sums, a line and a quad fill 15 of 16 registers; of codes of eight bits, whose magnitudes take
 # registers too, four rows
 _MAX_ROWS, _MAX_ROWS_OF_BYTES = 6, 4
@@ -190,28 +189,28 @@ def _add_lines(
 
     Each line prefetches the bytes of one vector, so that the four vectors together reach every line ahead.
     """
-    vector_bytes, count = LINE_BYTES[kind] // _VECTORS, _LINES_AT_ONCE[kind]
+    vector_bytes, at_once = LINE_BYTES[kind] // _VECTORS, _LINES_AT_ONCE[kind]
     turn = builder.sub(builder.mul(vector, builder.sub(end, first)), first)
     ahead = offset(builder, offset(builder, lines, LINE_BYTES[kind], first), vector_bytes, turn)
     ahead = builder.add(ahead, ir.Constant(_I64, _AHEAD_BYTES))
 
-    def add(start: Value, count: int) -> None:
+    def add_from(start: Value, count: int) -> None:
         line, prefetched = offset(builder, lines, LINE_BYTES[kind], start), offset(builder, ahead, vector_bytes, start)
         quads = [offset(builder, row, QUAD, start) for row in rows]
         _add_whole_lines(builder, kind, decoder, vector, line, prefetched, quads, sums, count)
 
     for total in sums:
         builder.store(ir.Constant(VI32, [0] * LANES), total)
-    at_once = ir.Constant(_I64, count)
-    with builder.if_else(builder.icmp_signed("==", builder.add(first, at_once), end)) as (one, several):
+    stride = ir.Constant(_I64, at_once)
+    with builder.if_else(builder.icmp_signed("==", builder.add(first, stride), end)) as (one, several):
         with one:
-            add(first, count)
+            add_from(first, at_once)
         with several:
-            rest = builder.sub(end, builder.srem(builder.sub(end, first), at_once))
-            with cgutils.for_range_slice(builder, first, rest, at_once, _I64) as (start, _n):
-                add(start, count)
+            rest = builder.sub(end, builder.srem(builder.sub(end, first), stride))
+            with cgutils.for_range_slice(builder, first, rest, stride, _I64) as (start, _n):
+                add_from(start, at_once)
             with cgutils.for_range_slice(builder, rest, end, _ONE, _I64) as (j, _m):
-                add(j, 1)
+                add_from(j, 1)
 
 
 def _add_whole_lines(
@@ -232,7 +231,8 @@ def _add_whole_lines(
     words: list[Value] = []
     vector_bytes = LINE_BYTES[kind] // _VECTORS
     for place in range(count):
-        if place * vector_bytes % _CACHE_LINE_BYTES < vector_bytes:  # the first one that reaches into a cache line
+        # the first line that reaches into a cache line, which has as many bytes as a vector
+        if place * vector_bytes % VECTOR_BYTES < vector_bytes:
             emit_prefetch(builder, offset(builder, prefetched, vector_bytes, place))
         codes = decoder.vector(offset(builder, line, LINE_BYTES[kind], place), vector)
         if _is_signed(kind):

@@ -51,7 +51,8 @@ async def test_turns_are_sampled_behind_the_user_header(tmp_path: Path) -> None:
     # The end of a turn is not part of it; what has no end, or says nothing, is no turn.
     assert {prompt.messages[0]["content"] for prompt in more if prompt.messages} == {"How?", "Why?"}
     asked = [body for path, body, _ in server.requests if path == "/v1/completions"]
-    assert len(asked) == len({body["seed"] for body in asked}) == 5  # the second run samples only what is missing
+    wanted = sorted(sample_seed(0, sample) for sample in range(5))
+    assert sorted(body["seed"] for body in asked) == wanted  # the second run samples only what is missing
     assert {TOKENIZER.decode(body["prompt"], skip_special_tokens=False) for body in asked} == {"<|user|>\n"}
     assert turns_file(output).name == "data.turns.jsonl"
     assert not output.exists()
