@@ -17,6 +17,12 @@ def server_port() -> int:
     return _hold(holder)
 
 
+def stack_ports() -> tuple[int, tuple[str, ...]]:
+    """Returns the HTTP port and the words that give `outrider up` both: the port after it, gRPC's, may be anybody's."""
+    port = server_port()
+    return port, ("--port", str(port), "--grpc-port", str(server_port()))
+
+
 def nobodys_port() -> int:
     """Where nobody listens, now and later."""
     return _hold(socket.socket())

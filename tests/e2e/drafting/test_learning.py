@@ -17,7 +17,7 @@ import pytest
 from e2e_stack import MODELS
 
 from outrider.drafting.checkpoints.recognise import recognise
-from tests.ports import server_port
+from tests.ports import stack_ports
 from tests.verifier_service.drafting.other_weights import with_noise
 
 pytestmark = pytest.mark.storm
@@ -55,10 +55,10 @@ def learner_pid(run_dir: Path) -> int:
 @pytest.mark.timeout(600)
 def test_a_damaged_head_is_mended_by_what_it_serves(tmp_path: Path) -> None:
     head, versions = with_noise(MODELS / "demo-eagle3", tmp_path / "damaged", 0.6), tmp_path / "versions"
-    port, run_dir = server_port(), ("--run-dir", str(tmp_path / "run"))
+    (port, ports), run_dir = stack_ports(), ("--run-dir", str(tmp_path / "run"))
     options = ("--learn", "shared", "--learn-share", "1.0", "--learn-checkpoints", str(versions), *run_dir)
     up = outrider(
-        *("up", "--detach", "--draft-model", str(head), "--port", str(port), *options),
+        *("up", "--detach", "--draft-model", str(head), *ports, *options),
         OUTRIDER_LEARN_CYCLE_TOKENS="4000",
     )
     assert up.returncode == 0, up.stderr
@@ -94,10 +94,10 @@ def test_a_damaged_head_is_mended_by_what_it_serves(tmp_path: Path) -> None:
 def test_each_salt_mends_the_head_for_itself(tmp_path: Path) -> None:
     """Two tenants, and requests without a salt, whose head stays damaged; every answer is as without drafts."""
     head, salts = with_noise(MODELS / "demo-eagle3", tmp_path / "damaged", 0.6), ("salt-of-alpha", "salt-of-beta")
-    port, run_dir = server_port(), ("--run-dir", str(tmp_path / "run"))
+    (port, ports), run_dir = stack_ports(), ("--run-dir", str(tmp_path / "run"))
     options = ("--learn", "per-salt", "--learn-share", "1.0", *run_dir)
     up = outrider(
-        *("up", "--detach", "--draft-model", str(head), "--port", str(port), *options),
+        *("up", "--detach", "--draft-model", str(head), *ports, *options),
         OUTRIDER_LEARN_CYCLE_TOKENS="3000",
     )
     assert up.returncode == 0, up.stderr

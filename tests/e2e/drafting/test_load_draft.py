@@ -11,7 +11,7 @@ import httpx
 import pytest
 from e2e_stack import MODELS
 
-from tests.ports import server_port
+from tests.ports import stack_ports
 from tests.verifier_service.drafting.other_weights import with_noise
 
 pytestmark = pytest.mark.storm
@@ -32,9 +32,9 @@ def answer(url: str) -> str:
 @pytest.mark.parametrize(("is_allowed", "num_drafters"), [(True, 0), (True, 1), (False, 1)])
 def test_load_draft(is_allowed: bool, num_drafters: int, tmp_path: Path) -> None:
     """In the verifier that drafts itself, and in a drafter."""
-    port, run_dir = server_port(), ("--run-dir", str(tmp_path / "run"))
+    (port, ports), run_dir = stack_ports(), ("--run-dir", str(tmp_path / "run"))
     allowed = ("--drafters", str(num_drafters), *(("--allow-draft-loading",) if is_allowed else ()))
-    up = outrider("up", "--detach", "--draft-model", str(HEAD), "--port", str(port), *allowed, *run_dir)
+    up = outrider("up", "--detach", "--draft-model", str(HEAD), *ports, *allowed, *run_dir)
     assert up.returncode == 0, up.stderr
     try:
         url = f"http://127.0.0.1:{port}"
@@ -62,9 +62,9 @@ def test_load_draft(is_allowed: bool, num_drafters: int, tmp_path: Path) -> None
 def test_several_heads(num_drafters: int, tmp_path: Path) -> None:
     """Sessions find the better of two heads; one of them is loaded anew; the text stays."""
     other = with_noise(HEAD, tmp_path / "other", 1.0)
-    port, run_dir = server_port(), ("--run-dir", str(tmp_path / "run"))
+    (port, ports), run_dir = stack_ports(), ("--run-dir", str(tmp_path / "run"))
     heads = ("--draft-model", f"bad={other},good={HEAD}", "--drafters", str(num_drafters), "--allow-draft-loading")
-    up = outrider("up", "--detach", "--port", str(port), *heads, *run_dir)
+    up = outrider("up", "--detach", *ports, *heads, *run_dir)
     assert up.returncode == 0, up.stderr
     try:
         url = f"http://127.0.0.1:{port}"
