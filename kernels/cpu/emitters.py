@@ -71,7 +71,7 @@ def splat(builder: Builder, scalar: Value) -> Value:
 
 def shuffle(builder: Builder, left: Value, right: Value, lanes: Sequence[int]) -> Value:
     """Lane i of the result is lane lanes[i] of (left, right) concatenated."""
-    return builder.shuffle_vector(left, right, ir.Constant(ir.VectorType(I32, LANES), list(lanes)))
+    return builder.shuffle_vector(left, right, ir.Constant(ir.VectorType(I32, len(lanes)), list(lanes)))
 
 
 def load(builder: Builder, address: Value, element_or_vector: ir.Type, align: int) -> Value:

@@ -39,6 +39,7 @@ from outrider.kernels.paged_attention.cpu_loading import (
     _fill_slots,
     _load,
     _load_tile,
+    _reads_in_place,
 )
 from outrider.kernels.paged_attention.cpu_splits import NO_SCORE, SPLIT, begin_split, clear_state, fold, state_bytes
 from outrider.kernels.paged_attention.cpu_tiles import _attend_tile
@@ -133,6 +134,7 @@ def _attend_tree_row(call, scratch, session, kv_head, row, packed, context_len):
     tree_start = load_i32(call.tree_starts + 4 * session)
     tree_position = context_len + tree_start
     position = tree_position + _depth(call, parents, row, tree_start)
+    in_place = _reads_in_place(call, call.group)
     first = _set_range(call, scratch, packed, position, position + 1)
     tile_begin = max(tree_position, first) // TILE * TILE
     while tile_begin <= position:
@@ -145,10 +147,10 @@ def _attend_tree_row(call, scratch, session, kv_head, row, packed, context_len):
                 key, value = _block_addresses(call, session, kv_head, index)
                 _fill_slot(call, scratch, at - tile_begin, index, key, value)
             node, at = load_i32(parents + 4 * node), at - 1
-        _load_tile(call, scratch, tile_end - tile_begin)
+        _load_tile(call, scratch, tile_end - tile_begin, in_place)
         if tile_begin % SPLIT == 0:
             begin_split(call, scratch, packed, packed + call.group, tile_begin)
-        _attend_tile(call, scratch, packed, packed + call.group, tile_begin)
+        _attend_tile(call, scratch, packed, packed + call.group, tile_begin, in_place)
         tile_begin += TILE
 
 
@@ -172,17 +174,17 @@ def _set_ranges(call, scratch, session, row_begin, row_end):  # type: ignore[no-
 @njit
 def _attend_shared(call, scratch, session, kv_head, num_packed, tile_begin, end):  # type: ignore[no-untyped-def]
     """The tiles from tile_begin to end, for all packed rows."""
-    begin = tile_begin
+    begin, in_place = tile_begin, _reads_in_place(call, num_packed)
     tile_end = min(tile_begin + TILE, end)
     _fill_slots(call, scratch, session, kv_head, tile_begin, tile_end)
     while tile_begin < end:
-        _load_tile(call, scratch, tile_end - tile_begin)
+        _load_tile(call, scratch, tile_end - tile_begin, in_place)
         next_end = min(tile_end + TILE, end)
         # Listing the next tile now prefetches it while this one is computed.
         _fill_slots(call, scratch, session, kv_head, tile_end, next_end)
         if tile_begin % SPLIT == 0 and tile_begin > begin:
             begin_split(call, scratch, 0, num_packed, tile_begin)
-        _attend_tile(call, scratch, 0, num_packed, tile_begin)
+        _attend_tile(call, scratch, 0, num_packed, tile_begin, in_place)
         tile_begin, tile_end = tile_begin + TILE, next_end
 
 

@@ -16,6 +16,7 @@ from outrider.kernels.cpu.panel import (
     transposing_load_words,
 )
 from outrider.kernels.cpu.simd import (
+    copy_bytes,
     load_f32,
     load_i32,
     load_i64,
@@ -43,6 +44,9 @@ from outrider.kernels.paged_attention.cpu_call import ERROR_BLOCK
 
 TILE = 64  # logical positions
 TILE_BYTES = 4 * TILE
+# packed rows of an item that takes the values from the cache. Each block of four rows widens them anew there, but none
+# are stored and loaded. A tile of SmolLM2's heads, AVX2: 9 rows 5.6 instead of 5.9 us, 15 too, from 18 on no gain.
+_MOST_IN_PLACE = 16
 _WORD_LANES = CODES_PER_WORD * LANES
 
 
@@ -132,21 +136,27 @@ def _fill_slot(call, scratch, place, index, key, value):  # type: ignore[no-unty
 @njit
 def _fill_slots(call, scratch, session, kv_head, tile_begin, tile_end):  # type: ignore[no-untyped-def]
     """List the keys and values at cache indices [tile_begin, tile_end), and prefetch them."""
-    element = _element_bytes(call.cache_kind)
+    # Read once: the compiler would reload the fields of `call` after each store.
+    element, block_size, is_coded = _element_bytes(call.cache_kind), call.block_size, call.key_scales_at > 0
     key_bytes, value_bytes = call.head_dim * element, call.value_dim * element
+    key_step, value_step, slots = call.key_slot_stride, call.value_slot_stride, scratch + call.at_slots
     index = tile_begin
     while index < tile_end:
         key, value = _block_addresses(call, session, kv_head, index)
-        block_end = min(index - index % call.block_size + call.block_size, tile_end)
+        block_end = min(index - index % block_size + block_size, tile_end)
         while index < block_end:
-            _fill_slot(call, scratch, index - tile_begin, index, key, value)
+            if is_coded:
+                _fill_slot(call, scratch, index - tile_begin, index, key, value)
+            else:
+                store_i64(slots + 8 * (index - tile_begin), key)
+                store_i64(slots + 8 * (TILE + index - tile_begin), value)
             # Blocks are scattered. 16 sessions of 1,000 tokens, 16 heads of 64 (64 MB), one thread: 10.5 -> 8.9 ms;
             # one session, in cache: 0.29 -> 0.31 ms.
             for line in range(0, key_bytes, 64):
                 prefetch(key + line)
             for line in range(0, value_bytes, 64):
                 prefetch(value + line)
-            key, value, index = key + call.key_slot_stride, value + call.value_slot_stride, index + 1
+            key, value, index = key + key_step, value + value_step, index + 1
 
 
 @njit
@@ -170,8 +180,18 @@ def _load_pairs(call, scratch, num_places):  # type: ignore[no-untyped-def]
 
 
 @njit
-def _load_tile(call, scratch, num_places):  # type: ignore[no-untyped-def]
-    """Load the listed keys, transposed to [head_dim, TILE], and values [TILE, value_dim] as fp32."""
+def _reads_in_place(call, num_packed):  # type: ignore[no-untyped-def]
+    """Returns whether an item of so many packed rows takes the values from the cache, without widening a tile first."""
+    is_plain = call.cache_kind == BFLOAT16 and not call.is_dotted and call.value_dim % LANES == 0
+    return is_plain and num_packed <= _MOST_IN_PLACE
+
+
+@njit
+def _load_tile(call, scratch, num_places, in_place):  # type: ignore[no-untyped-def]
+    """Load the listed keys, transposed to [head_dim, TILE], and values [TILE, value_dim], as fp32.
+
+    in_place: instead of the values their addresses, as the list is about to be that of the next tile.
+    """
     # Read once: the compiler would reload the fields of `call` after each store.
     is_bf16, head_dim, value_dim = call.cache_kind == BFLOAT16, call.head_dim, call.value_dim
     slots, keys, values = scratch + call.at_slots, scratch + call.at_keys, scratch + call.at_values
@@ -199,6 +219,9 @@ def _load_tile(call, scratch, num_places):  # type: ignore[no-untyped-def]
                 transposing_load_bf16(slots + 8 * place, 2 * d, target, TILE_BYTES)
             else:
                 transposing_load_f32(slots + 8 * place, 4 * d, target, TILE_BYTES)
+    if in_place:
+        copy_bytes(values, slots + 8 * TILE, 8 * TILE)
+        return
     stride = _padded_bytes(value_dim)
     for place in range(num_places):
         source = load_i64(slots + 8 * (TILE + place))

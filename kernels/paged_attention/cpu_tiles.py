@@ -41,7 +41,7 @@ from outrider.kernels.paged_attention.cpu_loading import TILE, TILE_BYTES, _padd
 from outrider.kernels.paged_attention.cpu_splits import state_bytes
 
 _add_scores = make_panel(ROW_BLOCK, TILE // LANES, accumulate=False)
-_add_weighted = make_row_sums(ROW_BLOCK)
+_add_weighted, _add_listed = make_row_sums(ROW_BLOCK), make_row_sums(ROW_BLOCK, is_listed=True)
 
 
 @njit
@@ -113,10 +113,10 @@ def _score(call, scratch, row, num_rows):  # type: ignore[no-untyped-def]
 
 
 @njit
-def _add_values(call, scratch, row, num_rows, first, last):  # type: ignore[no-untyped-def]
+def _add_values(call, scratch, row, num_rows, first, last, in_place):  # type: ignore[no-untyped-def]
     """sums[row:] += weights[row:, first:last] @ values[first:last], for 1 to ROW_BLOCK rows.
 
-    If dotted, more than one row only from an even place to an even one.
+    in_place: as `_load_tile` was told. If dotted, more than one row only from an even place to an even one.
     """
     if first >= last:
         return
@@ -128,7 +128,10 @@ def _add_values(call, scratch, row, num_rows, first, last):  # type: ignore[no-u
     if call.is_dotted:
         add_value_pairs(num_rows, weights, values, stride, sums, size, first, last)
         return
-    _add_weighted(num_rows, weights, TILE_BYTES, values, stride, sums, size, first, last)
+    if in_place:
+        _add_listed(num_rows, weights, TILE_BYTES, values, stride, sums, size, first, last)
+    else:
+        _add_weighted(num_rows, weights, TILE_BYTES, values, stride, sums, size, first, last)
 
 
 @njit
@@ -143,8 +146,8 @@ def _range_in_tile(call, scratch, row, tile_begin):  # type: ignore[no-untyped-d
 
 
 @njit
-def _attend_tile(call, scratch, row_begin, row_end, tile_begin):  # type: ignore[no-untyped-def]
-    """Attention of packed rows [row_begin, row_end) over the loaded tile."""
+def _attend_tile(call, scratch, row_begin, row_end, tile_begin, in_place):  # type: ignore[no-untyped-def]
+    """Attention of packed rows [row_begin, row_end) over the loaded tile; in_place: as `_load_tile` was told."""
     row = row_begin
     while row < row_end:
         num_rows = min(ROW_BLOCK, row_end - row)
@@ -160,15 +163,15 @@ def _attend_tile(call, scratch, row_begin, row_end, tile_begin):  # type: ignore
         if common_first >= common_last:
             for r in range(row, row + num_rows):
                 first, last = _range_in_tile(call, scratch, r, tile_begin)
-                _add_values(call, scratch, r, 1, first, last)
+                _add_values(call, scratch, r, 1, first, last, in_place)
         else:
             # The common range goes through the block panel, the rest before and after it row by row: each row still
             # adds exactly its visible values, in ascending order.
             for r in range(row, row + num_rows):
                 first, _last = _range_in_tile(call, scratch, r, tile_begin)
-                _add_values(call, scratch, r, 1, first, common_first)
-            _add_values(call, scratch, row, num_rows, common_first, common_last)
+                _add_values(call, scratch, r, 1, first, common_first, in_place)
+            _add_values(call, scratch, row, num_rows, common_first, common_last, in_place)
             for r in range(row, row + num_rows):
                 _first, last = _range_in_tile(call, scratch, r, tile_begin)
-                _add_values(call, scratch, r, 1, common_last, last)
+                _add_values(call, scratch, r, 1, common_last, last, in_place)
         row += num_rows
