@@ -15,6 +15,7 @@ from llvmlite import binding, ir
 
 LANES = 16
 VECTOR_BYTES = 4 * LANES
+_NON_TEMPORAL, _L2 = 0, 2  # localities, as LLVM's prefetch numbers them
 F32, I8, I16, I32, I64 = ir.FloatType(), ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.IntType(64)
 VF32, VI16, VI32 = (ir.VectorType(element, LANES) for element in (F32, I16, I32))
 BYTES = ir.VectorType(I8, VECTOR_BYTES)
@@ -260,21 +261,21 @@ def fold(builder: Builder, value: Value, combine: Callable[[Builder, Value, Valu
     return builder.extract_element(value, ir.Constant(I32, 0))
 
 
-def emit_prefetch(builder: Builder, address: Value) -> None:
+def emit_prefetch(builder: Builder, address: Value, *, into_l2: bool = False) -> None:
     """Prefetch the cache line at an address; invalid addresses are allowed.
 
     Hint: non-temporal on AMD, so that 240 MB of weights do not evict the shared cache; L2 on Intel, which keeps few
-    non-temporal lines in flight (Xeon with AMX, coded weights: 6 GB/s per core, with the L2 hint 16).
+    non-temporal lines in flight (Xeon with AMX, coded weights: 6 GB/s per core, with the L2 hint 16). into_l2: L2
+    everywhere, for more lines ahead than L1 keeps: what it drops of non-temporal ones is read from memory again.
     """
     byte = ir.PointerType(ir.IntType(8))
     function_type = ir.FunctionType(ir.VoidType(), [byte, I32, I32, I32])
     function = builder.module.declare_intrinsic("llvm.prefetch.p0", fnty=function_type)
-    read, locality, data = (ir.Constant(I32, x) for x in (0, _prefetch_locality(), 1))
+    read, locality, data = (ir.Constant(I32, x) for x in (0, _L2 if into_l2 else _prefetch_locality(), 1))
     builder.call(function, [builder.inttoptr(address, byte), read, locality, data])
 
 
 @functools.cache
 def _prefetch_locality() -> int:
-    """LLVM's scale: 0 non-temporal, 2 L2, 3 L1."""
     is_amd = binding.get_host_cpu_features().get("sse4a", False)  # no Intel CPU has it
-    return 0 if is_amd else 2
+    return _NON_TEMPORAL if is_amd else _L2

@@ -158,9 +158,9 @@ def next_ticket(builder: Builder, address: Value) -> Value:
 
 
 @operation(_void, _i)
-def prefetch(builder: Builder, address: Value) -> None:
-    """See emit_prefetch."""
-    emit_prefetch(builder, address)
+def prefetch_into_l2(builder: Builder, address: Value) -> None:
+    """Prefetch the cache line at an address into L2; invalid addresses are allowed."""
+    emit_prefetch(builder, address, into_l2=True)
 
 
 @operation(_void, _i, _i, _i)
