@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from outrider.engine.attention.ops import AttentionOps, LayerShape
-from outrider.engine.zeroed_memory import zeros
+from outrider.engine.zeroed_memory import give_back, zeros
 from outrider.kernels.kv_codes.layout import LARGEST_CODE, head_bytes, view_codes
 
 CODE_DTYPES = {"fp8": torch.float8_e4m3fn, "int8": torch.int8}  # by the names of shared/vllm_keys
@@ -59,6 +59,12 @@ class PagedKVCache:
         yield from self.layers
         for keys in self.index_keys.values():
             yield keys, keys
+
+    def give_back(self) -> None:
+        """Gives the system the memory of what nobody reads again; all that is cached is lost."""
+        for pair in self.parts():
+            for tensor in pair:
+                give_back(tensor)
 
     def move(self, source_slots: torch.Tensor, target_slots: torch.Tensor) -> None:
         """Copies slots (int64 [N] each) in every layer; reads all sources before it writes any target."""

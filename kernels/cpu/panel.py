@@ -185,7 +185,7 @@ def make_transposing_load(
         builder: Builder, addresses: Value, skip_bytes: Value, target: Value, target_stride: Value
     ) -> None:
         starts = [load(builder, offset(builder, addresses, 8, i), I64, 8) for i in range(LANES)]
-        # Registers hold so many rows of so many lanes beside their columns; the lanes of others are not computed.
+        # Squares of as many rows and lanes as registers hold. Lanes beyond them are never stored, so never computed.
         size = LANES if has_wide_registers() else LANES // 2
         for lane in range(0, LANES, size):
             for first in range(0, LANES, size):
