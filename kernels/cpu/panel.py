@@ -99,8 +99,8 @@ def make_panel(
 def _cuts(num_rows: int, num_vectors: int) -> Iterator[tuple[range, range]]:
     """Cuts a panel's sums, rows by vectors, into those that registers hold at once.
 
-    With 16 registers of eight floats: four, or two in each of two rows, or one in each of four. Those are eight chains,
-    as many as keep two FMAs a cycle busy that take four cycles each; more have no room beside what they multiply.
+    With 16 registers of eight floats those are four vectors of one row, two each of two rows, or one each of four. They
+    are eight chains of FMAs, which keep two units with a latency of four cycles busy. Larger cuts would not fit.
     """
     start = 0
     while start < num_rows:
@@ -147,7 +147,7 @@ def _blocks(builder: Builder, left: Value, right: Value, groups: Sequence[int]) 
 
 
 def transpose(builder: Builder, rows: list[Value]) -> list[Value]:
-    """Rows, as many as they have lanes (16 or 8), to columns; 64 or 24 shuffles of one instruction each, if so wide."""
+    """A square of 16 or 8 rows to columns: 64 or 24 shuffles, each one instruction where a register holds a row."""
     pairs = []
     for i in range(0, len(rows), 2):
         pairs.append(_interleave(builder, rows[i], rows[i + 1], [0, 4, 1, 5]))

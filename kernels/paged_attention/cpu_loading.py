@@ -182,7 +182,7 @@ def _load_pairs(call, scratch, num_places):  # type: ignore[no-untyped-def]
 
 @njit
 def _reads_in_place(call, num_packed):  # type: ignore[no-untyped-def]
-    """Returns whether an item of so many packed rows takes the values from the cache, without widening a tile first."""
+    """Returns whether an item with that many rows reads values from the cache, not from a tile that was widened."""
     is_plain = call.cache_kind == BFLOAT16 and not call.is_dotted and call.value_dim % LANES == 0
     return is_plain and num_packed <= _MOST_IN_PLACE
 
