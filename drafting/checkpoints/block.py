@@ -61,7 +61,7 @@ def load_block(
     if decoder.hidden_size != target.hidden_size:
         sizes = f"hidden_size is {decoder.hidden_size}, the target {target.path} has {target.hidden_size}"
         raise CheckpointRefused(settings.own.file, f"{sizes}: the two must share an embedding")
-    shares_embedding = is_targets(table, "embed_tokens.weight", target.embedding, dtype)
+    shares_embedding = is_targets(table, "embed_tokens.weight", lambda: target.embedding, dtype)
     config = _head_config(settings, table, target, decoder, shares_embedding=shares_embedding, dtype=dtype)
     return build_and_fill(
         BlockHead, config, table, target, dtype, attn_implementation=attn_implementation, useless=_USELESS
@@ -99,7 +99,7 @@ def _head_config(
     own.require_equal("target_hidden_size", target_hidden_size, target.hidden_size, f"the target {target.path}")
     draft_vocab_size = own.integer("draft_vocab_size", decoder.vocab_size)
     shares_lm_head = draft_vocab_size == decoder.vocab_size and is_targets(
-        table, "lm_head.weight", target.lm_head, dtype
+        table, "lm_head.weight", lambda: target.lm_head, dtype
     )
     rank = settings.holder("markov_rank").get("markov_rank") or 0
     sliding, window = _windows(settings, decoder.num_hidden_layers)

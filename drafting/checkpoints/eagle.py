@@ -18,6 +18,7 @@ from outrider.drafting.checkpoints.recognise import require_not_quantised
 from outrider.drafting.checkpoints.target_weights import TargetWeights
 from outrider.drafting.checkpoints.tensor_table import TensorTable
 from outrider.drafting.heads.eagle import EagleConfig, EagleHead
+from outrider.drafting.heads.frozen import use_targets
 from outrider.engine.attention.layer import ATTENTION_NAME
 
 
@@ -41,7 +42,7 @@ def load_eagle(
     if not has_lm_head:
         target.require_plain_lm_head(folder)
     ignored = {name for name in table.tensors if name.endswith("rotary_emb.inv_freq")}
-    shares_embedding = is_targets(table, "embed_tokens.weight", target.embedding, dtype)
+    shares_embedding = is_targets(table, "embed_tokens.weight", lambda: target.embedding, dtype)
     if shares_embedding:
         ignored.add("embed_tokens.weight")
     head_config = EagleConfig(
@@ -52,13 +53,13 @@ def load_eagle(
         has_lm_head=has_lm_head,
         has_norms="norm.weight" in table,
     )
+    embedding = target.frozen_embedding(dtype) if shares_embedding else None
+    lm_head = None if has_lm_head else target.frozen_lm_head(dtype)
     head = build_on_meta(
         table,
-        lambda: EagleHead(
-            head_config,
-            embedding=target.embedding.to(dtype) if shares_embedding else None,
-            lm_head=None if has_lm_head else target.lm_head.to(dtype),
-            attn_implementation=attn_implementation,
-        ),
+        lambda: EagleHead(head_config, embedding=embedding, lm_head=lm_head, attn_implementation=attn_implementation),
     )
-    return fill(head, table, dtype, ignored=ignored)
+    fill(head, table, dtype, ignored=ignored)
+    if target.model is not None:
+        use_targets(head, target.model)
+    return head

@@ -50,7 +50,7 @@ def load_eagle3(
     table = TensorTable.read(folder)
     target.require_same_tokenizer(folder)
     decoder = read_decoder(settings.decoder, table, target, "midlayer" if _has_midlayer(table) else "layers.0")
-    shares_embedding = is_targets(table, "embed_tokens.weight", target.embedding, dtype)
+    shares_embedding = is_targets(table, "embed_tokens.weight", lambda: target.embedding, dtype)
     config = _head_config(settings, table, target, decoder, shares_embedding)
     return build_and_fill(
         Eagle3Head,

@@ -14,6 +14,7 @@ import torch
 from outrider.drafting.checkpoints.errors import CheckpointRefused, refusing
 from outrider.drafting.checkpoints.target_weights import TargetWeights
 from outrider.drafting.checkpoints.tensor_table import TensorTable
+from outrider.drafting.heads.frozen import use_targets
 
 Head = TypeVar("Head", bound=torch.nn.Module)
 
@@ -79,21 +80,20 @@ def build_and_fill(
     if not config.has_lm_head:
         target.require_plain_lm_head(table.folder)
     d2t = read_d2t(table, config.draft_vocab_size, config.decoder.vocab_size)
+    embedding = None if config.has_embedding else target.frozen_embedding(dtype)
+    lm_head = None if config.has_lm_head else target.frozen_lm_head(dtype)
     head = build_on_meta(
         table,
-        lambda: make(
-            config,
-            embedding=None if config.has_embedding else target.embedding.to(dtype),
-            lm_head=None if config.has_lm_head else target.lm_head.to(dtype),
-            d2t=d2t,
-            attn_implementation=attn_implementation,
-        ),
+        lambda: make(config, embedding=embedding, lm_head=lm_head, d2t=d2t, attn_implementation=attn_implementation),
     )
     ignored = {name for name in table.tensors if useless.fullmatch(name)}
     ignored |= set() if config.has_embedding else {"embed_tokens.weight"}
     ignored |= set() if config.has_lm_head else {"lm_head.weight"}
     given = dict(given or {}) | ({} if d2t is None else {"d2t": d2t})
-    return fill(head, table, dtype, sources=sources, given=given, ignored=ignored)
+    fill(head, table, dtype, sources=sources, given=given, ignored=ignored)
+    if target.model is not None:
+        use_targets(head, target.model)
+    return head
 
 
 def require_ids(table: TensorTable, name: str, token_ids: torch.Tensor, vocab_size: int) -> None:
@@ -122,13 +122,14 @@ def read_d2t(table: TensorTable, draft_vocab_size: int, vocab_size: int) -> torc
     return d2t
 
 
-def is_targets(table: TensorTable, name: str, matrix: torch.Tensor, dtype: torch.dtype) -> bool:
-    """Returns whether the head uses this matrix of the target: it has none, or one with the same numbers.
+def is_targets(table: TensorTable, name: str, read: Callable[[], torch.Tensor], dtype: torch.dtype) -> bool:
+    """Returns whether the head uses a matrix of the target: it has none, or one with the same numbers.
 
     Most public checkpoints contain a copy; with 128k tokens, sharing saves a gigabyte.
     """
     if name not in table:
         return True
+    matrix = read()
     if table.shape(name) != tuple(matrix.shape):
         return False
     return bool(torch.equal(table.floats(name, dtype), matrix.to(dtype)))

@@ -7,7 +7,9 @@ itself (engine.model.load).
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import torch
 from outrider.drafting.checkpoints.config_fields import MAX_SIZE, read_json_object
 from outrider.drafting.checkpoints.errors import CheckpointRefused, refusing
 from outrider.drafting.checkpoints.tensor_table import TensorTable
+from outrider.drafting.heads.frozen import embeds_plainly
 from outrider.engine.model.guards import read_config
 
 # Name endings: llama, mistral, mixtral, qwen, phi, opt, gemma; gpt2; gpt_neox; falcon, bloom; nemotron_h.
@@ -33,17 +36,40 @@ _LOGIT_SETTINGS = {"logits_scaling": 1.0, "logit_scale": 1.0, "final_logit_softc
 
 @dataclass(frozen=True)
 class TargetWeights:
-    """A target's embedding and lm_head: [vocab_size, hidden_size] each; the same tensor if they are tied."""
+    """A target's embedding and lm_head: [vocab_size, hidden_size] each; the same tensor if they are tied.
+
+    read_lm_head: None if they are tied. model: the loaded target, whose modules heads use; None: not in this process.
+    """
 
     path: str
     architecture: str
     vocab_size: int
     hidden_size: int
     num_layers: int
-    embedding: torch.Tensor
-    lm_head: torch.Tensor
+    read_embedding: Callable[[], torch.Tensor]
+    read_lm_head: Callable[[], torch.Tensor] | None
     lm_head_extra: str | None  # what changes logits after lm_head; None for most architectures
     tokenizer_size: int | None
+    model: Any = None
+
+    @cached_property
+    def embedding(self) -> torch.Tensor:
+        return self.read_embedding()
+
+    @cached_property
+    def lm_head(self) -> torch.Tensor:
+        return self.embedding if self.read_lm_head is None else self.read_lm_head()
+
+    def frozen_embedding(self, dtype: torch.dtype) -> torch.Tensor:
+        """Returns what a head freezes; without numbers, on the meta device, where `use_targets` will replace it."""
+        return self.embedding.to(dtype) if self.model is None or not embeds_plainly(self.model) else self._empty(dtype)
+
+    def frozen_lm_head(self, dtype: torch.dtype) -> torch.Tensor:
+        """Returns what a head freezes; as `frozen_embedding`."""
+        return self.lm_head.to(dtype) if self.model is None else self._empty(dtype)
+
+    def _empty(self, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty((self.vocab_size, self.hidden_size), dtype=dtype, device="meta")
 
     def require_plain_lm_head(self, path: str | Path) -> None:
         """Raises CheckpointRefused for a head that uses lm_head if the target changes its logits afterwards."""
@@ -59,8 +85,8 @@ class TargetWeights:
             raise CheckpointRefused(folder, cause, "use a head trained for this target")
 
 
-def load_target_weights(path: str | Path, dtype: torch.dtype | None = None) -> TargetWeights:
-    """Reads both matrices as `dtype`; None: as stored.
+def load_target_weights(path: str | Path, dtype: torch.dtype | None = None, model: Any = None) -> TargetWeights:
+    """Reads both matrices as `dtype`; None: as stored. model: the loaded target; they are then read when they are used.
 
     Raises CheckpointRefused if they have no known name, or not the config's shape.
     """
@@ -76,7 +102,7 @@ def load_target_weights(path: str | Path, dtype: torch.dtype | None = None) -> T
     name = _find(table, EMBEDDING_SUFFIXES, num_layers)
     if name is None:
         raise _not_found(table, "input embedding", EMBEDDING_SUFFIXES)
-    embedding = lm_head = _read(table, name, wanted, dtype)
+    read_embedding, read_lm_head = _reader(table, name, wanted, dtype), None
     extra = _lm_head_extra(config)
     name = _find(table, LM_HEAD_SUFFIXES, num_layers)
     # As engine/model/text_part: a wrapper may tie them in either config, and have a head all the same.
@@ -84,20 +110,24 @@ def load_target_weights(path: str | Path, dtype: torch.dtype | None = None) -> T
     if not is_tied or (name is not None and whole is not config):
         if name is None:
             raise _not_found(table, "output head (its config ties no embeddings)", LM_HEAD_SUFFIXES)
-        lm_head = _read(table, name, wanted, dtype)
+        read_lm_head = _reader(table, name, wanted, dtype)
         bias = name.removesuffix("weight") + "bias"
         extra = f"a bias ({bias})" if bias in table else extra
-    return TargetWeights(
+    weights = TargetWeights(
         path=str(path),
         architecture=_architecture(config),
         vocab_size=vocab_size,
         hidden_size=hidden_size,
         num_layers=num_layers,
-        embedding=embedding,
-        lm_head=lm_head,
+        read_embedding=read_embedding,
+        read_lm_head=read_lm_head,
         lm_head_extra=extra,
         tokenizer_size=_tokenizer_size(folder),
+        model=model,
     )
+    if model is None:
+        _ = weights.embedding, weights.lm_head
+    return weights
 
 
 def _find(table: TensorTable, suffixes: tuple[str, ...], num_layers: int) -> str | None:
@@ -123,11 +153,13 @@ def _not_found(table: TensorTable, what: str, suffixes: tuple[str, ...]) -> Chec
     return CheckpointRefused(table.folder, f"no {what}: looked for {looked_for} among {table.summary()}")
 
 
-def _read(table: TensorTable, name: str, wanted: tuple[int, int], dtype: torch.dtype | None) -> torch.Tensor:
+def _reader(
+    table: TensorTable, name: str, wanted: tuple[int, int], dtype: torch.dtype | None
+) -> Callable[[], torch.Tensor]:
     if table.shape(name) != wanted:
         cause = f"tensor {name} has shape {list(table.shape(name))}, the config says {list(wanted)}"
         raise CheckpointRefused(table.folder, cause)
-    return table.floats(name, dtype)
+    return lambda: table.floats(name, dtype)
 
 
 def _size(folder: Path, config: Any, name: str) -> int:

@@ -1,11 +1,14 @@
 """The target's embedding and output head inside a draft head: used, never trained, not in its state dict.
 
-The weight is a non-persistent buffer, so `parameters()` and `state_dict()` have only the head's own, and nothing is
-copied. FrozenLinear keeps nn.Linear's forward, so engine.model.row_invariance replaces it like any other.
+The weight is a non-persistent buffer, so `parameters()` and `state_dict()` have only the head's own. FrozenLinear keeps
+nn.Linear's forward, so engine.model.row_invariance replaces it like any other. Beside a loaded target a head has that
+target's own modules (`use_targets`), which may hold them quantised.
 Not here: reading them from the target's checkpoint (drafting.checkpoints.target_weights).
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import nn
@@ -59,6 +62,20 @@ def build_lm_head(owner: str, shape: tuple[int, int], *, has_own: bool, target: 
         with torch.no_grad():
             lm_head.weight.copy_(target)
     return lm_head
+
+
+def use_targets(head: nn.Module, target: Any) -> None:
+    """Replaces what the head has frozen by the modules of its loaded target, a transformers model: a copy less."""
+    for name, own in list(head.named_children()):
+        if isinstance(own, FrozenEmbedding) and embeds_plainly(target):
+            setattr(head, name, target.get_input_embeddings())
+        elif isinstance(own, FrozenLinear):
+            setattr(head, name, target.get_output_embeddings())
+
+
+def embeds_plainly(target: Any) -> bool:
+    """Returns whether a transformers model takes its embedding's rows as they are, as heads do; Gemma scales them."""
+    return type(target.get_input_embeddings()).forward is nn.Embedding.forward
 
 
 def _require_target(owner: str, name: str, shape: tuple[int, int], has_own: bool, target: torch.Tensor | None) -> None:

@@ -63,12 +63,17 @@ class _Built:
     is_one_pass: bool = False
 
 
-def build_head_method(kind: str, path: str, settings: MethodSettings, *, num_threads: int) -> DraftMethod:
-    """Builds a head's method. Raises CheckpointRefused (a ConfigError) when head and target do not match."""
+def build_head_method(
+    kind: str, path: str, settings: MethodSettings, *, num_threads: int, loaded: LoadedModel | None = None
+) -> DraftMethod:
+    """Builds a head's method. loaded: as in build_mtp_method.
+
+    Raises CheckpointRefused (a ConfigError) when head and target do not match.
+    """
     torch.set_num_threads(num_threads)
     target_config = read_config(settings.target_model)
     dtype = resolve_dtype(settings.target_model, target_config, settings.dtype)
-    target = load_target_weights(settings.target_model, dtype)
+    target = load_target_weights(settings.target_model, dtype, _whole(loaded))
     return _method(kind, path, _BUILDERS[kind](path, target, dtype, settings), settings, target_config)
 
 
@@ -83,8 +88,7 @@ def build_mtp_method(
     torch.set_num_threads(num_threads)
     target_config = read_config(settings.target_model)
     dtype = resolve_dtype(settings.target_model, target_config, settings.dtype)
-    # A process has only its share of a tensor-parallel target.
-    target = loaded.model if loaded is not None and loaded.leader is None else None
+    target = _whole(loaded)
     embedding = target.get_input_embeddings() if target is not None else None
     if path is not None:
         built = _assistant(load_assistant(path, settings.target_model, dtype, embedding=embedding), dtype, settings)
@@ -93,6 +97,11 @@ def build_mtp_method(
     head = load_mtp(settings.target_model, dtype, embedding=embedding, lm_head=lm_head)
     built = _feature_net(head, int(head.config.decoder.vocab_size), dtype, settings)
     return _method("mtp", settings.target_model, built, settings, target_config)
+
+
+def _whole(loaded: LoadedModel | None) -> Any:
+    """Returns the target's model; None where the process has no target, or a share of a tensor-parallel one."""
+    return loaded.model if loaded is not None and loaded.leader is None else None
 
 
 def _method(kind: str, path: str, built: _Built, settings: MethodSettings, target_config: Any) -> DraftMethod:

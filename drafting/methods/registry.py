@@ -64,7 +64,7 @@ def _build_from_checkpoint(
         return _FROM_TARGET[name](settings, path, report, loaded)
     if name == "draft_model":
         return _build_draft_model(settings, path, report, prefix)
-    return _HEAD_BUILDERS[name](settings, path, report)
+    return _HEAD_BUILDERS[name](settings, path, report, loaded)
 
 
 def plan_methods(
@@ -212,12 +212,12 @@ def _build_draft_model(settings: MethodSettings, path: str, report: Report, pref
     return draft_model_method(net, Path(path).name)
 
 
-def _head_builder(kind: str) -> Callable[[MethodSettings, str, Report], DraftMethod]:
-    def build(settings: MethodSettings, path: str, report: Report) -> DraftMethod:
+def _head_builder(kind: str) -> Callable[[MethodSettings, str, Report, LoadedModel | None], DraftMethod]:
+    def build(settings: MethodSettings, path: str, report: Report, loaded: LoadedModel | None) -> DraftMethod:
         from outrider.drafting.methods.heads import build_head_method
 
         report(f"reading {kind} {path}")
-        return build_head_method(kind, path, settings, num_threads=_num_threads(settings))
+        return build_head_method(kind, path, settings, num_threads=_num_threads(settings), loaded=loaded)
 
     return build
 
@@ -237,7 +237,7 @@ _WITHOUT_CHECKPOINT: dict[str, Callable[[MethodSettings], DraftMethod]] = {
     "ngram": _build_ngram,
     "suffix": _build_suffix,
 }
-_HEAD_BUILDERS: dict[str, Callable[[MethodSettings, str, Report], DraftMethod]] = {
+_HEAD_BUILDERS: dict[str, Callable[[MethodSettings, str, Report, LoadedModel | None], DraftMethod]] = {
     kind: _head_builder(kind) for kind in _HEADS
 }
 _FROM_CHECKPOINT = ("draft_model", *_HEADS)

@@ -1,7 +1,7 @@
 """Hidden states of cached positions, stored by KV cache slot, for drafters such as EAGLE.
 
 Sessions that start on a cached prefix and restarted drafters find the rows of positions computed earlier. A layer is
-stored from its first request on, in `num_slots * width` elements.
+stored from its first request on, in `num_slots * width` elements, which take memory as they are written.
 Not here: who is sent which rows (verifier_service), and how they leave the model (runner).
 """
 
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from outrider.engine.uploads import upload
+from outrider.engine.zeroed_memory import zeros
 
 
 class HiddenStateStore:
@@ -22,7 +23,7 @@ class HiddenStateStore:
         self.width = width
         self.dtype = dtype
         self._num_slots = num_slots
-        self._device = device
+        self._device = torch.device(device)
         self._rows: dict[int, torch.Tensor] = {}
         # The same memory on the CPU.
         self._numbers: dict[int, np.ndarray[tuple[int, ...], np.dtype[np.signedinteger]]] = {}
@@ -37,7 +38,7 @@ class HiddenStateStore:
         """Starts storing layers; layers already stored are unchanged."""
         for layer in layers:
             if layer not in self._rows:
-                rows = torch.zeros((self._num_slots, self.width), dtype=self.dtype, device=self._device)
+                rows = zeros((self._num_slots, self.width), self.dtype, self._device)
                 self._rows[layer] = rows
                 if rows.device.type == "cpu":
                     self._numbers[layer] = _numbers(rows)

@@ -28,6 +28,7 @@ from outrider.drafting.heads.medusa import MedusaConfig, MedusaHeads
 from outrider.drafting.heads.mlp_speculator import MlpSpeculator, MlpSpeculatorConfig
 from outrider.drafting.methods.interface import DraftMethod
 from outrider.drafting.methods.registry import build_methods
+from outrider.engine.model.loaded import LoadedModel
 from outrider.shared.messages import SessionSpec
 from outrider.shared.sampling_params import SamplingParams, SpeculationMode
 from tests.engine.tiny_models import save_tiny_model
@@ -75,6 +76,7 @@ METHODS = ("draft_model", "medusa", "mlp_speculator", "eagle", "eagle3")
 # Phi's output head has a bias, which is no part of what an EAGLE-1 head multiplies with.
 REFUSED = {("phi", "eagle"): r"applies a bias \(lm_head.bias\) after it"}
 SERVED = [(family, method) for family in FAMILIES for method in METHODS if (family, method) not in REFUSED]
+IN_VERIFIER = [(family, kind) for family in ("qwen2", "mixtral") for kind in ("eagle", "eagle3")]
 
 
 @dataclass(frozen=True)
@@ -146,7 +148,7 @@ def save_head(kind: str, target: TargetWeights, path: Path) -> None:
     )
 
 
-def serve(family: Family, kind: str) -> DraftMethod:
+def serve(family: Family, kind: str, loaded: LoadedModel | None = None) -> DraftMethod:
     path = family.folder / kind
     assert recognise(path) == kind
     config = DrafterConfig(
@@ -157,7 +159,7 @@ def serve(family: Family, kind: str) -> DraftMethod:
         kv_cache_mb=4,
         num_threads=1,
     )
-    return build_methods(config, lambda _line: None)[kind]
+    return build_methods(config, lambda _line: None, loaded)[kind]
 
 
 def session_of(setting: str, method: DraftMethod | None, *, tree: bool) -> Session:
@@ -194,6 +196,25 @@ def test_output_is_that_of_plain_decoding(family: Family, kind: str) -> None:
     # A draft with the target's first layers, embedding and output head is right now and then.
     if kind == "draft_model":
         assert sum(session.num_accepted_tokens for session in sessions.values()) > 0
+
+
+@pytest.mark.parametrize(("family", "kind"), IN_VERIFIER, indirect=["family"], scope="module")
+def test_a_head_beside_its_target_drafts_with_the_targets_own_matrices(family: Family, kind: str) -> None:
+    """It has no copy of them, and proposes what it does with one."""
+    target = family.pools.target
+    beside, alone = serve(family, kind, target), serve(family, kind)
+    head = beside._net._paged.head  # type: ignore[attr-defined]
+    assert head.embed_tokens is target.model.get_input_embeddings()
+    if kind == "eagle":
+        assert head.lm_head is target.model.get_output_embeddings()
+    counts = []
+    for method in (beside, alone):
+        sessions = [session_of(setting, method, tree=True) for setting in SETTINGS]
+        Driver(family.pools.pool("whole", ROOMY_BLOCKS)).run(sessions)
+        assert [session.output for session in sessions] == list(family.plain.values())
+        counts.append([(session.num_draft_tokens, session.num_accepted_tokens) for session in sessions])
+    assert counts[0] == counts[1]
+    assert sum(drafted for drafted, _accepted in counts[0]) > NUM_TOKENS
 
 
 @pytest.mark.parametrize(("family", "kind"), REFUSED, indirect=["family"], scope="module")

@@ -44,8 +44,8 @@ def small_target() -> TargetWeights:
         vocab_size=VOCAB,
         hidden_size=HIDDEN,
         num_layers=6,
-        embedding=random(VOCAB, HIDDEN, seed=1),
-        lm_head=random(VOCAB, HIDDEN, seed=2) / 6,
+        read_embedding=lambda: random(VOCAB, HIDDEN, seed=1),
+        read_lm_head=lambda: random(VOCAB, HIDDEN, seed=2) / 6,
         lm_head_extra=None,
         tokenizer_size=None,
     )
@@ -237,7 +237,7 @@ def test_the_targets_embedding_can_be_left_out(small_target: TargetWeights, tmp_
 def test_another_target_than_the_heads_own_is_noticed(small_target: TargetWeights, tmp_path: Path) -> None:
     """The exported embedding is not that of this target: it stays the head's own."""
     export_eagle(small_heads.eagle_head(), tmp_path)
-    other = replace(small_target, embedding=random(VOCAB, HIDDEN, seed=99))
+    other = replace(small_target, read_embedding=lambda: random(VOCAB, HIDDEN, seed=99))
     head = load_eagle(tmp_path, other, torch.float32)
     assert torch.equal(head.state_dict()["embed_tokens.weight"], small_target.embedding)
 

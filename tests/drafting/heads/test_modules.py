@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from outrider.drafting.heads.eagle3 import Eagle3Config, Eagle3Head, default_feature_layers
 from outrider.drafting.heads.errors import HeadConfigError
+from outrider.drafting.heads.frozen import FrozenEmbedding, use_targets
 from outrider.drafting.heads.medusa import MedusaConfig, MedusaHeads
 from outrider.drafting.heads.mlp_speculator import MlpSpeculatorConfig
 from tests.drafting.heads import plain_math, small_heads
@@ -141,3 +143,20 @@ def test_default_feature_layers(num_layers: int, wanted: tuple[int, ...]) -> Non
 def test_what_cannot_be_built_says_why(build: Any, message: str) -> None:
     with pytest.raises(HeadConfigError, match=message):
         build()
+
+
+def test_a_loaded_targets_modules_take_the_place_of_frozen_copies() -> None:
+    """But an embedding that scales its rows is another function, and an output head of the draft's own stays."""
+    config = {"vocab_size": VOCAB, "hidden_size": HIDDEN, "num_hidden_layers": 1, "head_dim": 18}
+    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(num_attention_heads=4, **config))
+    gemma = transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(num_attention_heads=4, **config))
+    head = small_heads.eagle_head()
+    use_targets(head, llama)
+    assert (head.embed_tokens, head.lm_head) == (llama.model.embed_tokens, llama.lm_head)
+    head = small_heads.eagle_head()
+    use_targets(head, gemma)
+    assert isinstance(head.embed_tokens, FrozenEmbedding)
+    head = small_heads.eagle3_head()
+    own = head.lm_head
+    use_targets(head, llama)
+    assert (head.embed_tokens, head.lm_head) == (llama.model.embed_tokens, own)
