@@ -51,7 +51,9 @@ def draft_loader(
     asked = "allow-draft-loading" if config.allow_draft_loading else "allow-target-reload"
     require_cpu(engine.loaded.device, "learn" if config.learn != "off" else asked)
     metrics = DraftVersionMetrics(registry)
-    return DraftLoader(_settings(config), engine.draft_methods, engine.between_rounds, metrics, log, engine.loaded)
+    return DraftLoader(
+        _settings(config), engine.draft_methods, engine.between_rounds, metrics, log, lambda: engine.loaded
+    )
 
 
 def _settings(config: VerifierConfig) -> MethodSettings:

@@ -77,7 +77,7 @@ class DraftLoader:
     """Loads new weights for those of `methods` that have versions.
 
     settings: of all of them. between_rounds: calls what it is given on the engine's thread, and returns its result.
-    loaded: the target, if it is in this process.
+    loaded: returns the target that serves now, if it is in this process.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class DraftLoader:
         between_rounds: Callable[[Callable[[], Any]], Any],
         metrics: DraftVersionMetrics,
         log: logging.Logger,
-        loaded: LoadedModel | None = None,
+        loaded: Callable[[], LoadedModel | None] = lambda: None,
     ) -> None:
         self._settings, self._log, self._metrics, self._loaded = settings, log, metrics, loaded
         self._between_rounds = between_rounds
@@ -164,7 +164,7 @@ class DraftLoader:
                 warm_up(method)
 
         def swap() -> None:
-            self._settings, self._loaded = dataclasses.replace(self._settings, target_model=target.path), target
+            self._settings = dataclasses.replace(self._settings, target_model=target.path)
             for name, heads in built.items():
                 for head, method in heads.items():
                     self._served[name][head].swap(method)
@@ -179,7 +179,7 @@ class DraftLoader:
         if self._between_rounds(lambda: served.num_older) >= _MOST_OLDER:
             raise Overloaded(f"sessions still use {_MOST_OLDER} older versions of {label}; try again later")
         settings = dataclasses.replace(self._settings, draft_model=(draft.path,), methods=(name,))
-        method = build_methods(settings, self._log.info, self._loaded)[name]
+        method = build_methods(settings, self._log.info, self._loaded())[name]
         own = dataclasses.replace(served.info, model=method.info.model, version=method.info.version)
         if method.info != own:
             raise InvalidRequest(f"its shape is {method.info}, the served draft's is {own}", param="path")
